@@ -1,0 +1,36 @@
+# make demo   the main job, on data that comes with the package
+# make test   style, types and all tests
+# make bench  speed against a plain PyTorch loop (minutes)
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test bench install clean
+
+demo: $(INSTALLED)
+	@rm -rf runs/demo
+	$(BIN)/fedkeel compare examples/demo.toml --methods fedavg,ova-lp --partitions iid,bernoulli-dirichlet --out runs/demo
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.run
+
+install: $(INSTALLED)
+
+# torch brings its own dependencies, which differ by platform; everything else is locked to the last package.
+$(INSTALLED): requirements.lock pyproject.toml
+	@echo "installing into .venv (once, a few minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeel needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check -c requirements.lock "$$(grep '^torch==' requirements.lock)"
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements.lock
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
