@@ -1,0 +1,39 @@
+"""fedkeel fine-tunes a foundation model across clients whose data differ, and keeps it from drifting."""
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkeel.api import Split, compare, encode, experiment, partition, predict, report, run
+    from fedkeel.config import Experiment
+    from fedkeel.errors import FedkeelError
+    from fedkeel.federation import Watch
+    from fedkeel.method import Batch, Method, Phase, State, Visit, register
+    from fedkeel.methods.linear_probe import LinearProbe
+    from fedkeel.optim import SGD, AdamW
+    from fedkeel.result import Model, Result
+
+# An idle OpenMP thread that spins takes the core another one needs; this must be set before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+__version__ = "0.1.0"
+__all__ = [
+    "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Result", "Split",
+    "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "predict", "register", "report", "run",
+]  # fmt: skip
+_HOMES = ("api", "config", "errors", "federation", "method", "methods.linear_probe", "optim", "result")
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are found on first use, so that importing fedkeel, as the command line does, costs nothing."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"fedkeel.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'fedkeel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,192 @@
+"""The contract between a method and the engines that run it.
+
+A method is a frozen model: its fields are hyper-parameters, all state lives in trees. It is written for one client;
+an engine may run many clients at once by mapping these functions over a stack, so they must not branch on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fedkeel.errors import unknown
+from fedkeel.optim import SGD, AdamW, Optim
+from fedkeel.tree import Tree, select
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange: what moves on the clients, and what of it leaves them."""
+
+    name: str
+    trains: tuple[str, ...] = ()
+    """Prefixes of the tensors that move locally."""
+    sends: tuple[str, ...] = ()
+    """Prefixes of the tensors that leave the client; () = nothing does."""
+    uniform: tuple[str, ...] = ()
+    """Prefixes averaged with equal weights instead of by example count."""
+    cohort: Literal["sample", "same", "all"] = "sample"
+    """Who takes part: a fresh sample, the cohort of the phase before, or everybody."""
+    epochs: int = 1
+    """Passes over the client's rows; 0 = no training, the client calls ``measure`` instead."""
+    batch: int = 32
+    rows: float = 1.0
+    """Share of its rows a client visits per epoch."""
+    draws: bool = False
+    """Whether every visited row brings a keyed uniform number, ``Batch.u``."""
+    optim: Optim = field(default=SGD(0.1))
+    max_norm: float = 1e6
+    """The gate refuses an update longer than this."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server holds: parameters that go down and come up, and state of its own that may go down."""
+
+    shared: Tree
+    server: Tree = field(default_factory=dict)
+
+    @property
+    def down(self) -> Tree:
+        return {**self.shared, **self.server}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a client knows while it works: what came down, what it keeps for itself, and the phase."""
+
+    down: Tree
+    mine: Tree
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step. Rows an engine added to fill up a stack have weight 0."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    """1 / (number of real rows) for each real row."""
+    u: Tensor
+    """One uniform number in [0, 1) per visited row; empty unless the phase asks for draws."""
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean of one value per row over the real rows."""
+        return (rows * self.weight).sum()
+
+
+class Method(BaseModel):
+    """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    name: ClassVar[str]
+    paper: ClassVar[str]
+
+    rounds: int = Field(50, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    """share of the clients with rows that take part in a round"""
+    epochs: int = Field(3, ge=1)
+    """passes over a client's rows per round"""
+    batch: int = Field(50, ge=1)
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """of sgd"""
+    weight_decay: float = Field(1e-4, ge=0)
+
+    @property
+    def optim(self) -> Optim:
+        if self.optimizer == "sgd":
+            return SGD(self.lr, self.momentum, self.weight_decay)
+        return AdamW(self.lr, self.weight_decay)
+
+    # ---- on the server
+
+    def init(self, dim: int, classes: int, seed: int) -> State:
+        """The state before round 1."""
+        raise NotImplementedError
+
+    def plan(self, round: int) -> list[Phase]:
+        """The exchanges of a round (from 1), in order."""
+        raise NotImplementedError
+
+    def merge(self, state: State, mean: Tree, phase: Phase) -> State:
+        """The new state, given the weighted mean of what the clients sent."""
+        shared = {name: value + mean[name] if name in mean else value for name, value in state.shared.items()}
+        return State(shared, state.server)
+
+    # ---- on a client
+
+    def private(self, state: State) -> Tree:
+        """What a client that was never visited holds for itself. It has no way onto the wire."""
+        return {}
+
+    def begin(self, visit: Visit) -> Tree:
+        """The tensors to train, at their starting values."""
+        return select({**visit.down, **visit.mine}, visit.phase.trains)
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        """The local objective on one batch, usually ``batch.mean(...)`` of one value per row."""
+        raise NotImplementedError
+
+    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+        """The gradients to step with, where a method rewrites them."""
+        return grads
+
+    def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        """(what to send, the new private state) after the last step."""
+        sends = {name: value - visit.down[name] for name, value in select(params, visit.phase.sends).items()}
+        return sends, {name: params.get(name, value) for name, value in visit.mine.items()}
+
+    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> Tree:
+        """What to send in a phase without training, from all rows of the client."""
+        raise NotImplementedError
+
+    # ---- for whoever uses the model
+
+    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
+        """Logits, one row per row of x."""
+        raise NotImplementedError
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """The logits as probabilities."""
+        return logits.softmax(-1)
+
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def register(name: str, paper: str) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator that makes a method known by name to configs and the command line."""
+
+    def keep(cls: type[Method]) -> type[Method]:
+        cls.name, cls.paper = name, paper
+        METHODS[name] = cls
+        return cls
+
+    return keep
+
+
+def find(name: str) -> type[Method]:
+    """The registered method of that name."""
+    import fedkeel.methods  # noqa: F401  registers every method file of the package
+
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def settings(method: Method) -> dict[str, Any]:
+    """The ``[method]`` section that builds this method again."""
+    return {"name": method.name, **method.model_dump()}
+
+
+def from_settings(section: dict[str, Any]) -> Method:
+    """The method that a ``[method]`` section names, with its hyper-parameters."""
+    fields = {key: value for key, value in section.items() if key != "name"}
+    return find(section["name"]).model_validate(fields)

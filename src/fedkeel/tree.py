@@ -1,0 +1,35 @@
+"""Flat named tensors: what a model, an update and a client's private state are all made of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def select(tree: Tree, prefixes: Sequence[str]) -> Tree:
+    """The tensors whose name starts with one of the prefixes."""
+    return {name: tensor for name, tensor in tree.items() if name.startswith(tuple(prefixes))}
+
+
+def digest(tree: Tree) -> str:
+    """sha256 over names, dtypes, shapes and bytes, in the order of the names."""
+    whole = hashlib.sha256()
+    for name in sorted(tree):
+        tensor = tree[name].detach().contiguous()
+        whole.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        whole.update(tensor.numpy().tobytes())
+    return whole.hexdigest()
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree whose tensors have a leading axis, one entry per given tree."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]} if trees else {}
+
+
+def unstack(tree: Tree, index: int) -> Tree:
+    return {name: tensor[index] for name, tensor in tree.items()}
