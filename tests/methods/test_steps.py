@@ -1,0 +1,107 @@
+"""One round of each method against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel.data.ownership import Ownership
+from fedkeel.engines.base import Clients
+from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.wire import WireEngine
+from fedkeel.method import Method, State
+from fedkeel.methods.centre import Centre
+from fedkeel.methods.fedavg import FedAvg
+from fedkeel.methods.ova_lp import OvaLP
+
+ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
+
+X = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0]], dtype=np.float32)
+Y = np.array([0, 1, 1])
+
+
+def two_clients() -> Clients:
+    """Client a owns row 0, client b rows 1 and 2."""
+    owned = Ownership.of_lists([np.array([0]), np.array([1, 2])])
+    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0)
+
+
+def one_round(method: Method, engine: type, classes: int = 3) -> State:
+    state, phase = method.init(2, classes, 0), method.plan(1)[0]
+    mean = engine(two_clients()).exchange(method, state, phase, 1, [0, 1]).mean
+    return method.merge(state, mean, phase)
+
+
+@ENGINES
+def test_fedavg(engine: type) -> None:
+    """Heads at zero, so p = 1/3 for every class. With lr 0.6 and one full-batch SGD step a client's head becomes
+    W_c = 0.6 * mean over rows of (1[y = c] - 1/3) x.
+    a: row (1, 0) of class 0: W = 0.6 * [(2/3) (1, 0), (-1/3) (1, 0), (-1/3) (1, 0)] = [(.4, 0), (-.2, 0), (-.2, 0)]
+    b: rows (0, 2), (3, 1) of class 1, mean (1.5, 1.5): W = [(-.3, -.3), (.6, .6), (-.3, -.3)]
+    Average with 1 and 2 rows: (W_a + 2 W_b) / 3 = [(-.2/3, -.2), (1/3, .4), (-.8/3, -.2)]; the bias the same way:
+    a: (.4, -.2, -.2), b: (-.2, .4, -.2) -> (0, .2, -.2).
+    """
+    state = one_round(FedAvg(bias=True, optimizer="sgd", lr=0.6, epochs=1, batch=10, weight_decay=0.0), engine)
+    expected = torch.tensor([[-0.2 / 3, -0.2], [1 / 3, 0.4], [-0.8 / 3, -0.2]])
+    torch.testing.assert_close(state.shared["head.weight"], expected)
+    torch.testing.assert_close(state.shared["head.bias"], torch.tensor([0.0, 0.2, -0.2]))
+
+
+@ENGINES
+def test_ova_lp_stage_1_moves_only_the_heads_of_present_classes(engine: type) -> None:
+    """q = 1/2 at zero; only the true class counts, with gradient -(1 - 1/2) x. lr 0.6, one full-batch step:
+    a: W_0 = 0.3 (1, 0), b: W_1 = 0.3 (1.5, 1.5), all else stays 0. Averaged by 1 and 2 rows:
+    W_0 = (.1, 0), W_1 = (.3, .3), W_2 = 0; bias (.1, .2, 0).
+    """
+    state = one_round(OvaLP(bias=True, optimizer="sgd", lr=0.6, epochs=1, batch=10, weight_decay=0.0), engine)
+    expected = torch.tensor([[0.1, 0.0], [0.3, 0.3], [0.0, 0.0]])
+    torch.testing.assert_close(state.shared["head.weight"], expected)
+    torch.testing.assert_close(state.shared["head.bias"], torch.tensor([0.1, 0.2, 0.0]))
+
+
+@ENGINES
+def test_ova_lp_one_stage(engine: type) -> None:
+    """As above, plus every other class pushed down by (0 - 1/2) x: a: W_1 = W_2 = -0.3 (1, 0); b: W_0 = W_2 =
+    -0.3 (1.5, 1.5). Averaged: W_0 = ((.3, 0) + 2 (-.45, -.45)) / 3 = (-.2, -.3), W_1 = (.2, .3), W_2 = (-.4, -.3)."""
+    state = one_round(OvaLP(stages=1, optimizer="sgd", lr=0.6, epochs=1, batch=10, weight_decay=0.0), engine)
+    expected = torch.tensor([[-0.2, -0.3], [0.2, 0.3], [-0.4, -0.3]])
+    torch.testing.assert_close(state.shared["head.weight"], expected)
+    assert list(state.shared) == ["head.weight"]
+
+
+@ENGINES
+def test_adamw_s_first_step_is_the_learning_rate(engine: type) -> None:
+    """m / sqrt(v) = sign(g) at step 1, so from zero every entry with a gradient moves by exactly lr."""
+    state = one_round(OvaLP(lr=0.01, epochs=1, batch=10), engine)
+    expected = torch.tensor([[0.01 / 3, 0.0], [0.02 / 3, 0.02 / 3], [0.0, 0.0]])
+    torch.testing.assert_close(state.shared["head.weight"], expected, rtol=1e-5, atol=1e-9)
+
+
+@ENGINES
+def test_centre_is_the_mean_of_all_rows(engine: type) -> None:
+    """The weighted mean of client means is the mean of the rows: ((1, 0) + (0, 2) + (3, 1)) / 3 = (4/3, 1)."""
+    method, clients = Centre(), two_clients()
+    state = method.init(2, 0, 0)
+    ask, tell = method.plan(0)
+    exchange = engine(clients).exchange(method, state, ask, 0, [0, 1])
+    state = method.merge(state, exchange.mean, ask)
+    torch.testing.assert_close(state.shared["mean"], torch.tensor([4 / 3, 1.0]))
+    told = engine(clients).exchange(method, state, tell, 0, [0, 1])
+    assert told.mean is None
+    assert told.bytes_up == 0
+    assert told.bytes_down > 2 * 8
+
+
+def test_stages_follow_the_paper() -> None:
+    """Round 1 is stage 1, all later rounds are stage 2; with one stage there is no such thing."""
+    assert [OvaLP().plan(round)[0].name for round in (1, 2, 50)] == ["stage-1", "stage-2", "stage-2"]
+    assert [OvaLP(stages=1).plan(round)[0].name for round in (1, 2)] == ["one-vs-all", "one-vs-all"]
+    assert OvaLP(positive_mode="sample", positives=0.2).plan(2)[0].rows == 0.2
+
+
+def test_the_paper_s_defaults() -> None:
+    """OvA-LP Section 4.1: AdamW, lr 0.01, weight decay 1e-4, three epochs, batch 50, 50 rounds, everybody."""
+    method = OvaLP()
+    assert (method.optimizer, method.lr, method.weight_decay) == ("adamw", 0.01, 1e-4)
+    assert (method.epochs, method.batch, method.rounds, method.participation) == (3, 50, 50, 1.0)
