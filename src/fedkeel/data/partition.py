@@ -1,0 +1,245 @@
+"""From rows to clients: a split is drawn once, saved as a manifest, and the manifest is what a run trusts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedkeel.atomic import write_atomically
+from fedkeel.config import Partition
+from fedkeel.data import splits
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.ownership import Ownership
+from fedkeel.errors import FedkeelError, unknown
+from fedkeel.rng import generator
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of split: how rows find owners, what it is, and which settings it reads."""
+
+    owners: Callable[[Partition, splits.Pool], np.ndarray]
+    about: str
+    reads: tuple[str, ...] = ("clients",)
+
+
+PARTITIONS: dict[str, Kind] = {
+    "iid": Kind(splits.iid, "random equal split"),
+    "shards": Kind(
+        splits.shards,
+        "n classes per client, n = classes_per_client; also shard-1, shard-2 (McMahan et al. 2017)",
+        ("clients", "classes_per_client"),
+    ),
+    "dirichlet": Kind(
+        splits.dirichlet,
+        "per class Dirichlet(alpha) shares over all clients (Yurochkin et al. 2019)",
+        ("clients", "alpha"),
+    ),
+    "bernoulli-dirichlet": Kind(
+        splits.bernoulli_dirichlet,
+        "each client may hold a class with chance p, Dirichlet(alpha) among those (Xu et al. 2022, FedCorr)",
+        ("clients", "alpha", "p"),
+    ),
+    "zipf": Kind(
+        splits.zipf, "random labels, sizes ~ k ** -exponent (Park et al. 2025, OvA-LP)", ("clients", "exponent")
+    ),
+    "feature-clusters": Kind(
+        splits.feature_clusters, "per class k-means on the features, a cluster per client (Park et al. 2025, OvA-LP)"
+    ),
+    "column": Kind(splits.column, "the clients named in the data's own client column", ()),
+}
+_ALIASES = {"shard-1": 1, "shard-2": 2}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Who owns which row for what. Parts that were not asked for have no rows."""
+
+    names: tuple[str, ...]
+    train: Ownership
+    validation: Ownership
+    test: Ownership
+    test_rows: Literal["train", "test"]
+    """Do the ids in ``test`` count rows of the training pool (carved off) or of the source's test set?"""
+    settings: dict[str, Any]
+    """kind, the parameters that kind reads, validation, test and seed"""
+    data: str
+    """The dataset's fingerprint."""
+
+    def _content(self) -> dict[str, Any]:
+        def part(owned: Ownership) -> dict[str, list[int]]:
+            return {"offsets": owned.offsets.tolist(), "rows": owned.rows.tolist()}
+
+        return {
+            "names": list(self.names),
+            "train": part(self.train),
+            "validation": part(self.validation),
+            "test": part(self.test),
+            "test_rows": self.test_rows,
+            "settings": self.settings,
+            "data": self.data,
+        }
+
+    @property
+    def hash(self) -> str:
+        """sha256 over everything in the manifest."""
+        return sha256(json.dumps(self._content(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON: the file is whole or absent, never half there."""
+        write_atomically(Path(path), json.dumps({"hash": self.hash, **self._content()}, separators=(",", ":")).encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Manifest:
+        """Read what ``save`` wrote; a file that is not exactly that is named in one line."""
+
+        def part(stored: dict[str, list[int]]) -> Ownership:
+            return Ownership(np.array(stored["offsets"], dtype=np.int64), np.array(stored["rows"], dtype=np.int64))
+
+        try:
+            stored = json.loads(Path(path).read_bytes())
+            manifest = cls(
+                names=tuple(stored["names"]),
+                train=part(stored["train"]),
+                validation=part(stored["validation"]),
+                test=part(stored["test"]),
+                test_rows=stored["test_rows"],
+                settings=stored["settings"],
+                data=stored["data"],
+            )
+            intact = stored["hash"] == manifest.hash
+        except OSError as error:
+            raise FedkeelError(f"cannot read the split {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise FedkeelError(f"{path} is not a whole split manifest: it is damaged; make the split again") from None
+        if not intact:
+            raise FedkeelError(f"{path} does not match the hash stored in it: it was changed; make the split again")
+        return manifest
+
+
+def split(
+    settings: Partition,
+    dataset: Dataset,
+    *,
+    seed: int,
+    features: Callable[[], np.ndarray] | None = None,
+    rows: np.ndarray | None = None,
+) -> Manifest:
+    """Give every training row (or those in ``rows``) to exactly one client, as train, validation or test row.
+
+    ``features`` gives one vector per training row of the dataset and is called only by ``feature-clusters``.
+    """
+    settings = _canonical(settings)
+    kind = PARTITIONS[settings.kind]
+    total = len(dataset.train_labels)
+    kept = np.arange(total) if rows is None else np.sort(rows)
+    names, column, test = _clients(settings, dataset)
+    pool = splits.Pool(
+        settings.kind,
+        seed,
+        dataset.train_labels[kept],
+        dataset.classes,
+        None if features is None else lambda: features()[kept],
+        None if column is None else column[kept],
+    )
+    owner = np.full(total, -1, dtype=np.int64)
+    owner[kept] = kind.owners(settings, pool)
+    train, validation, carved = _carve(
+        Ownership.of_owners(owner, len(names)), dataset.train_labels, settings, names, pool
+    )
+    return Manifest(
+        names=names,
+        train=train,
+        validation=validation,
+        test=carved if test is None else test,
+        test_rows="train" if test is None else "test",
+        settings={
+            "kind": settings.kind,
+            **{key: getattr(settings, key) for key in kind.reads},
+            "validation": settings.validation,
+            "test": settings.test,
+            "seed": seed,
+        },
+        data=dataset.fingerprint,
+    )
+
+
+def _canonical(settings: Partition) -> Partition:
+    if settings.validation + settings.test >= 1:
+        raise FedkeelError(
+            f"partition.validation + partition.test = {settings.validation:g} + {settings.test:g}: "
+            "expected a sum below 1, so that rows are left to train on; lower one of them"
+        )
+    if settings.kind in _ALIASES:
+        return settings.model_copy(update={"kind": "shards", "classes_per_client": _ALIASES[settings.kind]})
+    if settings.kind not in PARTITIONS:
+        raise unknown("partition", settings.kind, [*PARTITIONS, *_ALIASES])
+    return settings
+
+
+def _clients(settings: Partition, dataset: Dataset) -> tuple[tuple[str, ...], np.ndarray | None, Ownership | None]:
+    """The clients' names and, for ``column``, each training row's client and who owns which test row."""
+    if settings.kind != "column":
+        width = max(3, len(str(settings.clients - 1)))
+        return tuple(f"client-{k:0{width}d}" for k in range(settings.clients)), None, None
+    if dataset.train_client is None:
+        raise FedkeelError(
+            f"partition.kind = 'column' but {dataset.name} names no clients: add a client column to the data "
+            "(data.client_column says its name; in an npz file the array client) or choose another kind"
+        )
+    names, column = np.unique(dataset.train_client.astype(str), return_inverse=True)
+    found = tuple(str(name) for name in names)
+    if dataset.test_client is None or settings.test:  # a share of the client's own rows was asked for
+        return found, column, None
+    tested = dataset.test_client.astype(str)
+    strangers = sorted(set(tested.tolist()) - set(found))
+    if strangers:
+        raise FedkeelError(
+            f"{dataset.name}: the test rows name {len(strangers)} client(s) without training rows, "
+            f"such as {strangers[0]!r}; give them training rows or take them out"
+        )
+    return found, column, Ownership.of_owners(np.searchsorted(names, tested), len(found))
+
+
+def _carve(
+    owned: Ownership, labels: np.ndarray, settings: Partition, names: tuple[str, ...], pool: splits.Pool
+) -> tuple[Ownership, Ownership, Ownership]:
+    """Cut each client's rows into (train, validation, test).
+
+    Of n rows, test gets test * n and validation gets validation * n, each rounded to the nearest whole number (halves
+    up); if that left no row to train on, validation gives rows back first, then test. Within a client the rows are
+    laid out class by class and taken at even distances from a random start, so every class gives its share, rounded
+    down or up.
+    """
+    nobody = Ownership.of_lists([np.empty(0, dtype=np.int64)] * owned.clients)
+    if not settings.validation and not settings.test:
+        return owned, nobody, nobody
+    parts: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
+    for client, name in enumerate(names):
+        rows = owned.of(client)
+        spare = max(0, len(rows) - 1)
+        test = min(int(settings.test * len(rows) + 0.5), spare)
+        validation = min(int(settings.validation * len(rows) + 0.5), spare - test)
+        rng = generator(pool.seed, "partition", pool.kind, "carve", name)
+        order = rng.permutation(rows)
+        order = order[np.argsort(labels[order], kind="stable")]
+        tested, order = _take(order, test, rng)
+        validated, order = _take(order, validation, rng)
+        for part, taken in zip(parts, (order, validated, tested), strict=True):
+            part.append(np.sort(taken))
+    train, validate, tests = (Ownership.of_lists(part) for part in parts)
+    return train, validate, tests
+
+
+def _take(order: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` entries at even distances around the ring, and the others."""
+    taken = np.zeros(len(order), dtype=bool)
+    if count:
+        taken[(np.arange(count) * len(order) // count + rng.integers(len(order))) % len(order)] = True
+    return order[taken], order[~taken]

@@ -1,0 +1,87 @@
+"""Making data worse on purpose: a long tail over the classes, and wrong labels at the clients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedkeel.data.ownership import Ownership
+from fedkeel.errors import FedkeelError, unknown
+from fedkeel.rng import generator
+
+
+def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int) -> np.ndarray:
+    """The rows kept, ascending, so that class c has max(1, int(n_max * (1 / factor) ** (c / (C - 1)))) of them.
+
+    Classes stand in the order of their label, as in FedPuReL; ``factor`` 1 keeps everything. n_max is the largest
+    whole number for which no class is asked for more rows than it has: for balanced data that is the paper's N / C,
+    for other data it keeps the exponential shape where N / C would ask small classes for rows that do not exist.
+    A class without rows stays without.
+    """
+    if not factor >= 1:
+        raise FedkeelError(f"shift.long_tail = {factor:g}: expected 1 (off) or more, as 100 for a tail of 1 in 100")
+    if factor == 1:
+        return np.arange(len(labels))
+    if classes < 2:
+        raise FedkeelError(
+            f"shift.long_tail = {factor:g} needs at least 2 classes, the data have {classes}; set it to 1"
+        )
+    present = np.bincount(labels, minlength=classes)
+    shape = (1 / factor) ** (np.arange(classes) / (classes - 1))
+    held = present > 0
+    n_max = int((present[held] / shape[held]).min()) if held.any() else 0
+    kept = [
+        generator(seed, "long-tail", label).choice(
+            np.flatnonzero(labels == label), size=max(1, int(n_max * shape[label])), replace=False
+        )
+        for label in np.flatnonzero(held).tolist()
+    ]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
+
+
+def noisy_labels(
+    labels: np.ndarray, ownership: Ownership, kind: str, ratio: float, classes: int, source_name: str, seed: int
+) -> np.ndarray:
+    """A copy of ``labels`` with exactly int(ratio * n_k) of each client's rows put through the noise (as in FedLTF).
+
+    symmetric: uniform over the other C - 1 labels. asymmetric: a fixed map, see ``asymmetric_map``; where the map
+    keeps a class, its rows keep their label. Draws belong to the client, and a higher ratio adds to the rows of a
+    lower one, so a sweep over ratios is a sweep over nothing else.
+    """
+    if kind == "none":
+        return labels.copy()
+    if kind not in ("symmetric", "asymmetric"):
+        raise unknown("label noise", kind, ["none", "symmetric", "asymmetric"])
+    if not 0 <= ratio <= 1:
+        raise FedkeelError(f"shift.noise_ratio = {ratio:g}: expected a share between 0 and 1")
+    if classes < 2:
+        raise FedkeelError(
+            f"shift.noise = {kind!r} needs at least 2 classes, the data have {classes}; set it to 'none'"
+        )
+    noisy = labels.copy()
+    becomes = asymmetric_map(source_name, classes)
+    for client in range(ownership.clients):
+        rows = ownership.of(client)
+        rng = generator(seed, "label-noise", kind, client)
+        order = rng.permutation(len(rows))
+        steps = rng.integers(1, classes, size=len(rows))  # drawn for all rows: the same whatever the ratio
+        hit = order[: int(ratio * len(rows))]
+        before = labels[rows[hit]]
+        noisy[rows[hit]] = (before + steps[hit]) % classes if kind == "symmetric" else becomes[before]
+    return noisy
+
+
+def asymmetric_map(source_name: str, classes: int) -> np.ndarray:
+    """Which label each class is mistaken for, by class index.
+
+    CIFAR-10: truck -> car, bird -> plane, deer -> horse, cat <-> dog, the others keep theirs. CIFAR-100: the next
+    label within blocks of five consecutive labels (with alphabetical labels these are not the superclasses; FedLTF
+    does it so). Any other source: the next label, the last one to the first, which is our choice.
+    """
+    label = np.arange(classes)
+    name = source_name.lower().replace("-", "").replace("_", "")
+    if name.endswith("cifar10") and classes == 10:
+        label[[2, 4, 9, 3, 5]] = [0, 7, 1, 5, 3]
+        return label
+    if name.endswith("cifar100") and classes == 100:
+        return label // 5 * 5 + (label + 1) % 5
+    return (label + 1) % classes

@@ -1,0 +1,200 @@
+"""The kinds of split: each gives every row of a pool exactly one owner."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel.config import Partition
+from fedkeel.errors import FedkeelError
+from fedkeel.rng import generator
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The training rows to deal out. Every draw is keyed by seed, kind and purpose."""
+
+    kind: str
+    seed: int
+    labels: np.ndarray
+    classes: int
+    features: Callable[[], np.ndarray] | None = None
+    """Gives one feature vector per row; called only by the kind that needs it."""
+    column: np.ndarray | None = None
+    """The user's own client per row, as an index into the sorted client names."""
+
+    def rng(self, *key: int | str) -> np.random.Generator:
+        return generator(self.seed, "partition", self.kind, *key)
+
+    def by_class(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Each class that has rows, with the positions of its rows."""
+        order = np.argsort(self.labels, kind="stable")
+        present, starts = np.unique(self.labels[order], return_index=True)
+        return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
+
+
+def largest_remainder(quotas: np.ndarray) -> np.ndarray:
+    """Whole numbers next to ``quotas`` with the same (whole) sum: round down, then up where most was lost."""
+    sizes: np.ndarray = np.floor(quotas).astype(np.int64)
+    missing = round(float(quotas.sum())) - int(sizes.sum())
+    sizes[np.argsort(sizes - quotas, kind="stable")[:missing]] += 1
+    return sizes
+
+
+def dirichlet_shares(rng: np.random.Generator, alpha: float, parts: int) -> np.ndarray:
+    """One draw of Dir(alpha, .., alpha). Where floating point fails, the limit of that alpha: one-hot or even."""
+    shares: np.ndarray = rng.dirichlet(np.full(parts, alpha))
+    if abs(shares.sum() - 1) < 1e-6:  # false for NaN as well
+        return shares
+    if alpha >= 1:
+        return np.full(parts, 1 / parts)
+    shares = np.zeros(parts)
+    shares[rng.integers(parts)] = 1
+    return shares
+
+
+def iid(settings: Partition, pool: Pool) -> np.ndarray:
+    """A random equal split: sizes differ by at most one."""
+    owner = np.arange(len(pool.labels)) % settings.clients
+    return pool.rng().permutation(owner)
+
+
+def shards(settings: Partition, pool: Pool) -> np.ndarray:
+    """Cut the classes into clients x n shards and deal each client n of them, of min(n, classes) different classes.
+
+    A class goes to the clients with most room left, drawn at random among equals; this always ends with every client
+    full (Gale and Ryser 1957), whatever the order of classes. Classes of unequal size are cut so that shards are
+    about equal.
+    """
+    clients, each = settings.clients, settings.classes_per_client
+    groups = list(pool.by_class())
+    if clients * each < len(groups):
+        raise FedkeelError(
+            f"partition.kind = 'shards': {clients} clients x {each} classes per client make {clients * each} shards, "
+            f"but the data have {len(groups)} classes and each needs one; raise clients or classes_per_client"
+        )
+    rng = pool.rng()
+    cuts = _cuts(np.array([len(rows) for _, rows in groups]), clients, each, rng)
+    # A class with a whole shard for everybody (cuts >= clients) leaves only its remainder to be dealt.
+    room = each - int((cuts // clients).sum())
+    left = np.full(clients, room)
+    owner = np.empty(len(pool.labels), dtype=np.int64)
+    for group in rng.permutation(len(groups)):
+        whole, extra = divmod(int(cuts[group]), clients)
+        chosen = np.lexsort((rng.random(clients), -left))[:extra]
+        left[chosen] -= 1
+        holders = rng.permutation(np.concatenate([np.tile(np.arange(clients), whole), chosen]))
+        shuffled = rng.permutation(groups[group][1])
+        for holder, rows in zip(holders, np.array_split(shuffled, len(holders)), strict=True):
+            owner[rows] = holder
+    return owner
+
+
+def _cuts(sizes: np.ndarray, clients: int, each: int, rng: np.random.Generator) -> np.ndarray:
+    """Into how many shards each class is cut: clients x each in all, found by always cutting the largest shards.
+
+    With C classes every class gets at least one shard, and between clients * floor(each / C) and
+    clients * ceil(each / C) of them, so that a client can hold min(each, C) different classes.
+    """
+    if not len(sizes):
+        return sizes
+    least, most = max(1, clients * (each // len(sizes))), clients * -(-each // len(sizes))
+    cuts = np.full(len(sizes), least)
+    heap = [(-size / least, tie, i) for i, (size, tie) in enumerate(zip(sizes, rng.random(len(sizes)), strict=True))]
+    heapq.heapify(heap)
+    for _ in range(clients * each - least * len(sizes)):
+        _, tie, i = heapq.heappop(heap)
+        cuts[i] += 1
+        if cuts[i] < most:
+            heapq.heappush(heap, (-sizes[i] / cuts[i], tie, i))
+    return cuts
+
+
+def dirichlet(settings: Partition, pool: Pool) -> np.ndarray:
+    """Per class: shares ~ Dir(alpha) over all clients, then a multinomial number of its rows to each."""
+    owner = np.empty(len(pool.labels), dtype=np.int64)
+    for label, rows in pool.by_class():
+        rng = pool.rng("class", label)
+        counts = rng.multinomial(len(rows), dirichlet_shares(rng, settings.alpha, settings.clients))
+        owner[rng.permutation(rows)] = np.repeat(np.arange(settings.clients), counts)
+    return owner
+
+
+def bernoulli_dirichlet(settings: Partition, pool: Pool) -> np.ndarray:
+    """Who may hold a class is a coin of bias p; among those, shares ~ Dir(alpha) and each row is drawn on its own."""
+    eligible = _eligible(settings.clients, pool.classes, settings.p, pool.rng("eligible"))
+    owner = np.empty(len(pool.labels), dtype=np.int64)
+    for label, rows in pool.by_class():
+        rng = pool.rng("class", label)
+        clients = np.flatnonzero(eligible[:, label])
+        if not len(clients):
+            clients = rng.integers(settings.clients, size=1)
+        owner[rows] = rng.choice(clients, size=len(rows), p=dirichlet_shares(rng, settings.alpha, len(clients)))
+    return owner
+
+
+def _eligible(clients: int, classes: int, p: float, rng: np.random.Generator) -> np.ndarray:
+    """A (clients, classes) matrix of coins of bias p in which no row is empty."""
+    coins = rng.random((clients, classes)) < p
+    # Redrawing an empty row until it is not would never end for tiny p. The law of the row it ends with is known:
+    # the first class held has a geometric law cut off at the last class, and the later classes are free coins.
+    first_law = (1 - p) ** np.arange(classes)
+    first_law /= first_law.sum()
+    for client in np.flatnonzero(~coins.any(axis=1)):
+        first = int(rng.choice(classes, p=first_law))
+        coins[client, first] = True
+        coins[client, first + 1 :] = rng.random(classes - first - 1) < p
+    return coins
+
+
+def zipf(settings: Partition, pool: Pool) -> np.ndarray:
+    """Random labels, sizes proportional to k ** -exponent; nobody is empty while there are rows enough."""
+    rows, clients = len(pool.labels), settings.clients
+    if rows <= clients:
+        sizes = (np.arange(clients) < rows).astype(np.int64)
+    else:
+        weights = np.arange(1, clients + 1, dtype=np.float64) ** -settings.exponent
+        # What a client is due beyond its first row; equals rows * share - 1 where everybody is due at least one.
+        beyond = np.maximum(rows * weights / weights.sum() - 1, 0)
+        sizes = 1 + largest_remainder((rows - clients) * beyond / beyond.sum())
+    return pool.rng().permutation(np.repeat(np.arange(clients), sizes))
+
+
+def feature_clusters(settings: Partition, pool: Pool) -> np.ndarray:
+    """Per class: k-means with one cluster per client; clusters go to clients in a random order of their own per class.
+
+    The paper does not say how the clusters of different classes are joined; a keyed order per class is our choice.
+    """
+    import warnings
+
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    if pool.features is None:
+        raise FedkeelError(
+            "partition.kind = 'feature-clusters' needs features: set data.encoder to one that gives them"
+        )
+    features = np.asarray(pool.features(), dtype=np.float32)
+    if not np.isfinite(features).all():
+        raise FedkeelError("partition.kind = 'feature-clusters': the features hold NaN or infinity; check the source")
+    owner = np.empty(len(pool.labels), dtype=np.int64)
+    # One thread: sums in a fixed order, so the same split on every machine with the same libraries.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # equal rows make fewer clusters; that is fine here
+        for label, rows in pool.by_class():
+            rng = pool.rng("class", label)
+            means = KMeans(
+                min(settings.clients, len(rows)), n_init=1, max_iter=50, random_state=int(rng.integers(2**31))
+            )
+            owner[rows] = rng.permutation(settings.clients)[means.fit_predict(features[rows])]
+    return owner
+
+
+def column(settings: Partition, pool: Pool) -> np.ndarray:
+    """The clients the data came with."""
+    assert pool.column is not None  # split() has told the user already
+    return pool.column
