@@ -1,0 +1,97 @@
+"""What every engine works with: the clients, the rows each visits in which order, the outcome of an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.aggregate.gate import Refusal
+from fedkeel.data.ownership import Ownership
+from fedkeel.method import Method, Phase, State
+from fedkeel.rng import generator
+from fedkeel.tree import Tree
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The simulated clients: all rows in one tensor, who owns which, and what each keeps for itself."""
+
+    names: Sequence[str]
+    x: Tensor
+    y: Tensor
+    owned: Ownership
+    seed: int
+    private: dict[int, Tree] = field(default_factory=dict)
+    """Only of clients that were visited, and only for methods that keep something."""
+
+    def mine(self, client: int, method: Method, state: State) -> Tree:
+        return self.private.get(client) or method.private(state)
+
+    def rows(self, client: int) -> Tensor:
+        return torch.from_numpy(self.owned.of(client))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What came of one phase on one cohort."""
+
+    mean: Tree | None
+    """None if nothing was sent or nothing was accepted."""
+    accepted: int
+    refused: list[Refusal]
+    bytes_up: int
+    bytes_down: int
+    client_seconds: float
+    """Mean working time of a client."""
+    server_seconds: float
+
+
+class Engine(Protocol):
+    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange: ...
+
+
+def choose(clients: Clients, method: Method, phase: Phase, round: int, before: list[int]) -> list[int]:
+    """The cohort of a phase: clients without rows never take part."""
+    able = np.flatnonzero(clients.owned.sizes).tolist()
+    if phase.cohort == "same":
+        return before
+    if phase.cohort == "all" or method.participation == 1.0:
+        return able
+    count = max(1, int(method.participation * len(able) + 0.5))
+    drawn = generator(clients.seed, "cohort", round, phase.name).choice(able, size=count, replace=False)
+    return sorted(drawn.tolist())
+
+
+def visited(sizes: np.ndarray, phase: Phase) -> np.ndarray:
+    """How many of its rows each client visits per epoch: the nearest whole number, at least one."""
+    return np.maximum(1, np.floor(phase.rows * sizes + 0.5)).astype(np.int64)
+
+
+def steps_of(sizes: np.ndarray, phase: Phase) -> np.ndarray:
+    """How many steps clients with this many rows take in the phase."""
+    return phase.epochs * -(-visited(sizes, phase) // phase.batch)
+
+
+def one_batch(sizes: np.ndarray, phase: Phase) -> np.ndarray:
+    """Where all rows make a single batch, their order does not matter and is not drawn."""
+    return (phase.rows == 1.0) & (sizes <= phase.batch)
+
+
+def schedule(clients: Clients, client: int, round: int, phase: Phase) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows, uniform numbers) of each step of one client, keyed by seed, round, phase and the client's name."""
+    rows = clients.owned.of(client)
+    size = np.array(len(rows))
+    count = int(visited(size, phase))
+    name = clients.names[client]
+    order = None if one_batch(size, phase) else generator(clients.seed, "order", round, phase.name, name)
+    draws = generator(clients.seed, "draws", round, phase.name, name) if phase.draws else None
+    for _ in range(phase.epochs):
+        seen = rows if order is None else rows[order.permutation(len(rows))[:count]]
+        u = draws.random(count, dtype=np.float32) if draws else np.empty(0, dtype=np.float32)
+        for first in range(0, count, phase.batch):
+            yield seen[first : first + phase.batch], u[first : first + phase.batch]

@@ -1,0 +1,103 @@
+"""The reference engine: one client at a time, every message through bytes, autograd, PyTorch's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.aggregate.gate import Refusal, refusal
+from fedkeel.aggregate.mean import WeightedMean
+from fedkeel.engines.base import Clients, Exchange, schedule
+from fedkeel.engines.message import Down, Up, decode, encode
+from fedkeel.errors import BadMessage
+from fedkeel.method import Batch, Method, Phase, State, Visit
+from fedkeel.tree import Tree, select
+
+Transport = Callable[[str, bytes], bytes]
+
+
+def untouched(client: str, reply: bytes) -> bytes:
+    return reply
+
+
+@dataclass(frozen=True)
+class WireEngine:
+    clients: Clients
+    transport: Transport = untouched
+    """What happens to a reply on its way; tests put faults here."""
+
+    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
+        expected = select(state.down, phase.sends) if phase.sends else {}
+        mean = WeightedMean(expected, phase)
+        refused: list[Refusal] = []
+        up = down = 0
+        client_seconds = server_seconds = 0.0
+        request = encode(Down(round, phase.name, state.down))
+        for client in cohort:
+            started = perf_counter()
+            name, rows = self.clients.names[client], len(self.clients.owned.of(client))
+            reply, mine = self.work(method, decode(request), phase, client, self.clients.mine(client, method, state))
+            replied = perf_counter()
+            down += len(request)
+            if phase.sends:
+                data = self.transport(name, encode(reply))
+                up += len(data)
+                try:
+                    message = decode(data)
+                    reason = refusal(message, name, rows, round, phase, expected)
+                except BadMessage as bad:
+                    reason = str(bad)
+                if reason is not None:
+                    refused.append(Refusal(name, reason))
+                    continue  # what the client learnt for itself is dropped with the update it belongs to
+                assert isinstance(message, Up)
+                mean.add(message.arrays, message.weight)
+            if mine:
+                self.clients.private[client] = mine
+            client_seconds += replied - started
+            server_seconds += perf_counter() - replied
+        started = perf_counter()
+        result = mean.result()
+        server_seconds += perf_counter() - started
+        accepted = len(cohort) - len(refused)
+        return Exchange(result, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
+
+    def work(self, method: Method, request: Down | Up, phase: Phase, client: int, mine: Tree) -> tuple[Up, Tree]:
+        """What the client does: (its reply, what it keeps)."""
+        clients, visit = self.clients, Visit(request.arrays, mine, phase)
+        if phase.epochs == 0:
+            rows = clients.rows(client)
+            sends, kept = method.measure(clients.x[rows], clients.y[rows], visit), mine
+        else:
+            params = {name: value.clone().requires_grad_() for name, value in method.begin(visit).items()}
+            optimizer = phase.optim.torch(list(params.values()))
+            steps = 0
+            for rows_now, u in schedule(clients, client, request.round, phase):
+                self.step(method, params, optimizer, as_batch(clients, rows_now, u), visit)
+                steps += 1
+            trained = {name: value.detach() for name, value in params.items()}
+            sends, kept = method.end(trained, torch.tensor(float(steps)), visit)
+        return Up(request.round, phase.name, clients.names[client], float(len(clients.owned.of(client))), sends), kept
+
+    def step(self, method: Method, params: Tree, optimizer: torch.optim.Optimizer, batch: Batch, visit: Visit) -> None:
+        optimizer.zero_grad()
+        method.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
+        detached = {name: value.detach() for name, value in params.items()}
+        grads = {name: gradient(value) for name, value in params.items()}
+        for name, grad in method.adjust(grads, detached, batch, visit).items():
+            params[name].grad = grad
+        optimizer.step()
+
+
+def gradient(value: Tensor) -> Tensor:
+    return torch.zeros_like(value) if value.grad is None else value.grad
+
+
+def as_batch(clients: Clients, rows: np.ndarray, u: np.ndarray) -> Batch:
+    index = torch.from_numpy(rows)
+    return Batch(clients.x[index], clients.y[index], torch.full((len(rows),), 1.0 / len(rows)), torch.from_numpy(u))
