@@ -1,0 +1,116 @@
+"""The append-only record of a run: one JSON object per line, and the only thing a report is built from."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeel.errors import FedkeelError
+
+
+class Log:
+    """Appends events to a file; each line is on disk before the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():  # a kill can leave half a line: it was never an event
+            whole = path.read_bytes().rpartition(b"\n")
+            os.truncate(path, len(whole[0]) + len(whole[1]))
+        self.begun = path.exists() and path.stat().st_size > 0
+        self._file = path.open("ab", buffering=0)  # nothing left to write when it is closed
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            error.filename = self._file.name  # a failing write does not say where
+            raise
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its events tell it. A round that was redone after a crash counts once: the last line wins."""
+
+    folder: Path
+    start: dict[str, Any]
+    """config, data (source, encoder, classes, train_rows, test_rows, dim, mean_energy) and
+    clients (count, empty, names, rows, label_counts)"""
+    exchanges: list[dict[str, Any]]
+    """round, phase, clients, refused [{client, reason}], bytes_up, bytes_down, client_seconds, server_seconds"""
+    rounds: list[dict[str, Any]]
+    """round, accuracy, seconds"""
+    end: dict[str, Any] | None
+    """accuracy, per_class, per_client, per_client_basis, digest, seconds; None while the run is not finished"""
+
+    @property
+    def method(self) -> str:
+        return str(self.start["config"]["method"]["name"])
+
+    @property
+    def partition(self) -> str:
+        return str(self.start["config"]["partition"]["kind"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.start["config"]["run"]["seed"])
+
+    @property
+    def accuracy_curve(self) -> list[float]:
+        return [event["accuracy"] for event in self.rounds]
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(event["bytes_up"] for event in self.exchanges)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(event["bytes_down"] for event in self.exchanges)
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(event["seconds"] for event in self.rounds))
+
+
+def read(folder: str | Path) -> Record:
+    """Read ``events.jsonl`` of a run folder; a half-written last line (a crash) is passed over."""
+    path = Path(folder) / "events.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FedkeelError(f"{folder} is not a run folder: it holds no events.jsonl") from None
+    start: dict[str, Any] | None = None
+    exchanges: dict[tuple[int, int], dict[str, Any]] = {}
+    rounds: dict[int, dict[str, Any]] = {}
+    end: dict[str, Any] | None = None
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break
+            raise FedkeelError(f"{path} line {number} is not JSON, the file is damaged: run again elsewhere") from None
+        match event.get("event"):
+            case "start":
+                start = start or event
+            case "exchange":
+                exchanges[event["round"], event["index"]] = event
+            case "round":
+                rounds[event["round"]] = event
+            case "end":
+                end = event
+    if start is None:
+        raise FedkeelError(f"{path} has no start event: the run never began; run again")
+    return Record(
+        Path(folder), start, [exchanges[k] for k in sorted(exchanges)], [rounds[k] for k in sorted(rounds)], end
+    )

@@ -1,0 +1,88 @@
+"""From a configuration to clients that can train: source, shift, partition, features, preparation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.config import Experiment
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.features import Features
+from fedkeel.data.features import features as encode
+from fedkeel.data.ownership import Ownership
+from fedkeel.data.partition import Manifest, split
+from fedkeel.data.shifts import long_tail, noisy_labels
+from fedkeel.engines.base import Clients
+from fedkeel.errors import FedkeelError
+from fedkeel.models.prepare import as_rows
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a long task tells what it is doing; silent unless told otherwise."""
+
+    encoded: Callable[[int, int], None] = lambda done, total: None
+    round: Callable[[int, int, float], None] = lambda round, rounds, accuracy: None
+    notice: Callable[[str], None] = lambda text: None
+
+
+SILENT = Watch()
+
+
+@dataclass(frozen=True)
+class Federation:
+    dataset: Dataset
+    manifest: Manifest
+    features: Features
+    labels: np.ndarray
+    """Training labels as the clients see them: with label noise, where there is any."""
+
+    def label_counts(self) -> np.ndarray:
+        return self.manifest.train.label_counts(self.labels, self.dataset.classes)
+
+    def clients(self, seed: int) -> Clients:
+        """The clients with their encoded rows, not yet prepared."""
+        rows, labels = as_rows(self.features.train), torch.from_numpy(self.labels)
+        return Clients(self.manifest.names, rows, labels, self.manifest.train, seed)
+
+    def test_rows(self) -> tuple[Tensor, Tensor, Ownership | None]:
+        """(encoded rows, labels, who owns which): the clients' own test rows if they kept some, else the source's."""
+        owned, encoded, labels = self.manifest.test, self.features.test, self.dataset.test_labels
+        inside: Ownership | None = owned if len(owned.rows) else None
+        if inside is not None and self.manifest.test_rows == "train":
+            encoded, labels = self.features.train[owned.rows], self.dataset.train_labels[owned.rows]
+            inside = Ownership(owned.offsets, np.arange(len(owned.rows)))
+        return as_rows(encoded), torch.from_numpy(labels.astype(np.int64)), inside
+
+
+def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray]:
+    """The split before anything is trained: (who owns which rows, the labels the clients see)."""
+    seed, shift = experiment.run.seed, experiment.shift
+    kept = None
+    if shift.long_tail > 1:
+        kept = long_tail(dataset.train_labels, dataset.classes, shift.long_tail, seed)
+    manifest = split(
+        experiment.partition,
+        dataset,
+        seed=seed,
+        features=lambda: encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice).train,
+        rows=kept,
+    )
+    labels = dataset.train_labels.astype(np.int64)
+    if shift.noise != "none":
+        source = dataset.name
+        labels = noisy_labels(labels, manifest.train, shift.noise, shift.noise_ratio, dataset.classes, source, seed)
+    return manifest, labels
+
+
+def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> Federation:
+    """Everything a run needs, with features encoded or taken from the cache."""
+    manifest, labels = divide(experiment, dataset, watch)
+    encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
+    if not len(manifest.train.rows):
+        raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
+    return Federation(dataset, manifest, encoded, labels)

@@ -1,0 +1,111 @@
+"""One run in its folder: assemble the federation, train it, write down what came of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel import __version__
+from fedkeel.atomic import write_atomically
+from fedkeel.config import Experiment
+from fedkeel.events import Log, read
+from fedkeel.federation import Federation, Watch
+from fedkeel.journal import Journal
+from fedkeel.loop import ENGINES, Loop, federated_mean
+from fedkeel.method import Method, State, from_settings
+from fedkeel.metrics.accuracy import CLASS_MIX, OWN_ROWS, Evaluation, evaluate, per_client_mix, per_client_own
+from fedkeel.models.prepare import mean_energy, prepare
+from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, summarise
+
+SHOWN_CLIENTS = 200
+"""A record tells of each client up to this many; of more, a sample evenly spaced by size."""
+
+
+def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch) -> None:
+    """Run or continue the experiment in a folder that was begun; it holds everything afterwards."""
+    torch.set_num_threads(exp.run.threads or os.cpu_count() or 1)
+    with Journal(folder, exp.digest()) as journal:
+        with Log(folder / EVENTS) as log:
+            train(exp, federation, folder, log, journal, watch)
+        write_atomically(folder / SUMMARY, summarise(read(folder)).encode())
+
+
+def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journal: Journal, watch: Watch) -> None:
+    method, how = from_settings(exp.method), exp.data.features
+    clients = federation.clients(exp.run.seed)
+    engine = ENGINES[exp.run.engine](clients)
+    shown = shown_clients(federation.manifest.train.sizes)
+    x_test, y_test, own_rows = federation.test_rows()
+    if log.begun:
+        logged = {event["round"] for event in read(folder).rounds}
+        log.write("resume")
+    else:
+        logged = set()
+        data, who = about_data(federation, clients.x, len(y_test)), about_clients(federation, shown)
+        log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+    mean = federated_mean(clients, engine, log) if how == "centred" else None
+    prepare(clients.x, how, mean)
+    prepare(x_test, how, mean)
+
+    def tested(state: State) -> Evaluation:
+        return evaluate(lambda x: method.predict(state, {}, x), x_test, y_test)
+
+    def accuracy(state: State) -> float:
+        return tested(state).accuracy
+
+    loop = Loop(method, clients, engine, log, journal, accuracy, lambda t, acc: watch.round(t, method.rounds, acc))
+    state = loop.rounds(method.init(clients.x.shape[1], federation.dataset.classes, exp.run.seed), logged)
+
+    model = finished_model(exp, federation, method, state, mean)
+    model.save(folder / MODEL)
+    final = tested(state)
+    per_class = final.per_class(federation.dataset.classes)
+    if own_rows is not None:
+        per_client, basis = per_client_own(final, own_rows), OWN_ROWS
+    else:
+        per_client, basis = per_client_mix(per_class, federation.label_counts()), CLASS_MIX
+    log.write("end", accuracy=final.accuracy, per_class=per_class, per_client=[per_client[k] for k in shown],
+              per_client_basis=basis, digest=model.digest)  # fmt: skip
+
+
+def finished_model(exp: Experiment, federation: Federation, method: Method, state: State, mean: Tensor | None) -> Model:
+    dataset, encoded = federation.dataset, federation.features
+    how = {"encoder": encoded.encoder, "weights": encoded.weights, "transform": encoded.transform, "kind": dataset.kind}
+    return Model(method, state.shared, mean, {**exp.data.model_dump(), **how}, dataset.class_names)
+
+
+def about_data(federation: Federation, x: Tensor, test_rows: int) -> dict[str, Any]:
+    dataset, manifest = federation.dataset, federation.manifest
+    return {
+        "source": dataset.name,
+        "encoder": federation.features.encoder,
+        "classes": list(dataset.class_names),
+        "train_rows": len(manifest.train.rows),
+        "test_rows": test_rows,
+        "dim": x.shape[1],
+        "mean_energy": mean_energy(x),
+        "manifest": manifest.hash,
+    }
+
+
+def shown_clients(sizes: np.ndarray) -> list[int]:
+    if len(sizes) <= SHOWN_CLIENTS:
+        return list(range(len(sizes)))
+    by_size = np.argsort(-sizes, kind="stable")
+    return sorted(by_size[np.linspace(0, len(sizes) - 1, SHOWN_CLIENTS).astype(int)].tolist())
+
+
+def about_clients(federation: Federation, shown: list[int]) -> dict[str, Any]:
+    sizes = federation.manifest.train.sizes
+    return {
+        "count": len(sizes),
+        "empty": int((sizes == 0).sum()),
+        "names": [federation.manifest.names[k] for k in shown],
+        "rows": sizes[shown].tolist(),
+        "label_counts": federation.label_counts()[shown].tolist(),
+    }

@@ -1,0 +1,221 @@
+"""Every method on every engine: same result, same batches, resumable after every phase, nothing private on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from federations import CLASSES, DIM, ControlVariates, PersonalBias, clients
+from fedkeel.engines import base, local, wire
+from fedkeel.engines.base import Clients, choose
+from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.wire import WireEngine
+from fedkeel.events import Log
+from fedkeel.journal import Journal
+from fedkeel.loop import ENGINES, Loop
+from fedkeel.method import METHODS, Method, State, find
+from fedkeel.tree import Tree, digest
+
+find("fedavg")  # registers the package's methods
+ROUNDS = 3
+VARIANTS: dict[str, Method] = {name: cls(rounds=ROUNDS, participation=0.7, batch=8) for name, cls in METHODS.items()}
+VARIANTS |= {
+    "ova-lp one stage": METHODS["ova-lp"](rounds=ROUNDS, stages=1, batch=8),
+    "ova-lp with bias": METHODS["ova-lp"](rounds=ROUNDS, bias=True, batch=8),
+    "fedavg with bias": METHODS["fedavg"](rounds=ROUNDS, bias=True, batch=8),
+    "ova-lp samples": METHODS["ova-lp"](rounds=ROUNDS, positive_mode="sample", positives=0.4, batch=8),
+    "fedavg sgd with momentum": METHODS["fedavg"](rounds=ROUNDS, optimizer="sgd", lr=0.1, momentum=0.9, batch=8),
+    "fedavg, one batch per client": METHODS["fedavg"](rounds=ROUNDS, batch=100, epochs=1),
+    "control variates": ControlVariates(rounds=ROUNDS, participation=0.7, lr=0.05),
+    "personal bias": PersonalBias(rounds=ROUNDS, participation=0.7),
+}
+every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def play(method: Method, engine_of: type, who: Clients) -> State:
+    """All rounds without journal or log."""
+    engine, state = engine_of(who), method.init(DIM, CLASSES, 0)
+    for round in range(1, method.rounds + 1):
+        cohort: list[int] = []
+        for phase in method.plan(round):
+            cohort = choose(who, method, phase, round, cohort)
+            exchange = engine.exchange(method, state, phase, round, cohort)
+            if exchange.mean is not None:
+                state = method.merge(state, exchange.mean, phase)
+    return state
+
+
+def close(ours: Tree, reference: Tree, where: str) -> None:
+    assert ours.keys() == reference.keys()
+    for name, value in reference.items():
+        scale = float(value.abs().max()) or 1.0
+        assert float((ours[name] - value).abs().max()) <= 1e-5 * scale, f"{where}{name}"
+
+
+@every_method
+def test_engines_agree(method: Method) -> None:
+    fast, reference = clients(), clients()
+    ours, theirs = play(method, LocalEngine, fast), play(method, WireEngine, reference)
+    assert any(value.abs().max() > 1e-3 for value in ours.shared.values()), "nothing was learnt"
+    close(ours.down, theirs.down, "")
+    assert fast.private.keys() == reference.private.keys()
+    for client, mine in reference.private.items():
+        close(fast.private[client], mine, f"client {client} ")
+
+
+@every_method
+def test_engines_count_the_same_bytes(method: Method) -> None:
+    for phase in method.plan(1):
+        counts = []
+        for engine in (LocalEngine(clients()), WireEngine(clients())):
+            exchange = engine.exchange(method, method.init(DIM, CLASSES, 0), phase, 1, [0, 1, 3])
+            counts.append((exchange.bytes_up, exchange.bytes_down, exchange.accepted))
+        assert counts[0] == counts[1]
+        assert bool(counts[0][0]) == bool(phase.sends)
+
+
+@every_method
+def test_engines_visit_the_same_rows(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked, alone = [], []
+    make_stack = local.stacked_schedule
+
+    def spy_stack(who, group, round, phase):  # type: ignore[no-untyped-def]
+        index, weight, u, active = make_stack(who, group, round, phase)
+        for step, running in enumerate(active.tolist()):
+            for column, client in enumerate(group[:running]):
+                real = weight[step, column] > 0
+                picked, drawn = index[step, column][real].tolist(), u[step, column][real[: u.shape[2]]].tolist()
+                stacked.append((round, phase.name, client, step, picked, drawn))
+        return index, weight, u, active
+
+    def spy_alone(who, client, round, phase):  # type: ignore[no-untyped-def]
+        for step, (picked, u) in enumerate(base.schedule(who, client, round, phase)):
+            alone.append((round, phase.name, client, step, picked.tolist(), u.tolist()))
+            yield picked, u
+
+    monkeypatch.setattr(local, "stacked_schedule", spy_stack)
+    play(method, LocalEngine, clients())
+    monkeypatch.setattr(wire, "schedule", spy_alone)
+    play(method, WireEngine, clients())
+    assert alone
+    assert sorted(stacked) == sorted(alone)
+
+
+@every_method
+@pytest.mark.parametrize("engine", ["local", "wire"])
+def test_resume_after_every_phase_is_bit_identical(method: Method, engine: str, tmp_path: Path) -> None:
+    whole = digest(journaled(method, engine, tmp_path / "whole", stop_after=None).down)
+    phases = sum(len(method.plan(round)) for round in range(1, ROUNDS + 1))
+    for stop in range(1, phases + 1):
+        folder = tmp_path / f"stopped-{stop}"
+        with pytest.raises(KilledError):
+            journaled(method, engine, folder, stop_after=stop)
+        assert digest(journaled(method, engine, folder, stop_after=None).down) == whole, f"stopped after phase {stop}"
+
+
+class KilledError(Exception):
+    pass
+
+
+def journaled(method: Method, engine: str, folder: Path, stop_after: int | None) -> State:
+    """Run or continue in a folder; dies right after the given number of phases is on disk."""
+    folder.mkdir(exist_ok=True)
+    who = clients()
+    with Journal(folder, "experiment") as journal, Log(folder / "events.jsonl") as log:
+        save, count = journal.save, 0
+
+        def counted(point):  # type: ignore[no-untyped-def]
+            nonlocal count
+            save(point)
+            count += 1
+            if count == stop_after:
+                raise KilledError
+
+        journal.save = counted  # type: ignore[method-assign]
+        loop = Loop(method, who, ENGINES[engine](who), log, journal, lambda state: 0.5)
+        state = loop.rounds(method.init(DIM, CLASSES, 0), set())
+        kept = {f"{client}.{name}": value for client, mine in who.private.items() for name, value in mine.items()}
+        return State({**state.shared, **kept}, state.server)
+
+
+@every_method
+def test_nothing_private_reaches_the_wire(method: Method) -> None:
+    """Rows, labels and private arrays carry marks; the marks are looked for in all bytes that leave a client."""
+    who, sent = clients(), []
+    mark = np.float32(1.2345678e-3)
+    who.x[:, 0] = float(mark)  # a feature that every row has
+
+    def listen(client: str, reply: bytes) -> bytes:
+        sent.append(reply)
+        return reply
+
+    engine, state = WireEngine(who, listen), method.init(DIM, CLASSES, 0)
+    for round in (1, 2):
+        for phase in method.plan(round):
+            before = len(sent)
+            cohort = [0, 1, 3]
+            exchange = engine.exchange(method, state, phase, round, cohort)
+            assert len(sent) - before == (len(cohort) if phase.sends else 0)
+            if exchange.mean is not None:
+                state = method.merge(state, exchange.mean, phase)
+    everything = b"".join(sent)
+    assert everything, "the method sends something"
+    assert mark.tobytes() not in everything
+    for client in (0, 1, 3):
+        rows = who.owned.of(client)
+        assert who.y[torch.from_numpy(rows)].numpy().tobytes() not in everything
+        for name, mine in who.private.get(client, {}).items():
+            assert name.encode() not in everything
+            for number in mine.flatten().numpy():
+                assert number == 0 or number.tobytes() not in everything, f"{name} of client {client} leaked"
+
+
+def test_a_refused_client_keeps_its_old_private_state() -> None:
+    """Trap 2: private state becomes real only when the server has accepted the update it belongs to."""
+    method, who = ControlVariates(rounds=1, lr=0.05), clients()
+
+    def spoil(client: str, reply: bytes) -> bytes:
+        return reply[:-4] + np.float32(np.nan).tobytes() if client == "site-1" else reply
+
+    state, phase = method.init(DIM, CLASSES, 0), method.plan(1)[0]
+    exchange = WireEngine(who, spoil).exchange(method, state, phase, 1, [0, 1, 3])
+    assert [refusal.client for refusal in exchange.refused] == ["site-1"]
+    assert sorted(who.private) == [0, 3]
+
+
+def test_the_mean_of_the_control_variates_is_the_server_s() -> None:
+    """With everybody taking part every round, c = mean of c_i exactly: the invariant of SCAFFOLD."""
+    method, who = ControlVariates(rounds=4, lr=0.05), clients()
+    state = play(method, LocalEngine, who)
+    for name, c in state.server.items():
+        mean = torch.stack([mine[name.replace("c.", "ci.", 1)] for mine in who.private.values()]).double().mean(0)
+        assert float((mean - c).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("cache", [1, 2_000, 10**9])
+def test_the_size_of_a_stack_does_not_change_the_numbers(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = play(VARIANTS["ova-lp"], LocalEngine, clients()).shared
+    monkeypatch.setattr(local, "CACHE_BYTES", cache)
+    close(play(VARIANTS["ova-lp"], LocalEngine, clients()).shared, whole, "")
+
+
+def test_the_order_of_the_cohort_does_not_change_the_reference() -> None:
+    method, who = VARIANTS["fedavg"], clients()
+    state, phase = method.init(DIM, CLASSES, 0), method.plan(1)[0]
+    means = [WireEngine(who).exchange(method, state, phase, 1, cohort).mean for cohort in ([0, 1, 3, 5], [5, 3, 1, 0])]
+    close(means[0] or {}, means[1] or {"none": torch.ones(1)}, "")
+
+
+def test_cohorts() -> None:
+    who, method = clients(), METHODS["fedavg"](participation=0.5)
+    phase = method.plan(1)[0]
+    first, second = (choose(who, method, phase, round, []) for round in (1, 2))
+    assert len(first) == 3, "half of the six clients with rows"
+    assert 2 not in first + second, "a client without rows never takes part"
+    assert first == choose(who, method, phase, 1, [])
+    assert choose(who, method, replace(phase, cohort="all"), 1, []) == [0, 1, 3, 4, 5, 6]
+    assert choose(who, method, replace(phase, cohort="same"), 1, first) == first
