@@ -1,0 +1,280 @@
+"""A report as one page that needs nothing else: no network, no scripts; for a phone, a desk, the dark and paper."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedkeel.errors import FedkeelError
+from fedkeel.events import Record
+from fedkeel.reporting import plots
+from fedkeel.reporting.plots import Look, Picture
+from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MOST_LINES = 6
+"""More lines than this are too many for one figure: then each split has curves of its own."""
+MOST_REFUSED = 100
+MEANINGS = {
+    "Accuracy": "Share of the test rows that the global model names rightly, after the last round.",
+    "R(t)": "100 × accuracy after round t over the accuracy, after the same round, of the IID twin: the run with the "
+    "same data, method, settings and seed whose clients hold random equal shares. 100 means that nothing was lost to "
+    "the differences between clients.",
+    "Acc@95": "The first round whose accuracy is at least 95 % of the run's own final accuracy.",
+    "Bytes": "Whole messages, headers included, of all clients of the run together; 1 KB = 1024 bytes. Up: from "
+    "clients to server. In all: with the exchange before round 1 that finds the mean feature, if there was one.",
+    "Time": "Wall-clock seconds of the rounds on the machine that ran them, evaluation included.",
+    "Client and server per round": "Mean seconds of work of one client, and of the server. Until Acc@95 the two are "
+    "added up: clients work side by side.",
+    "±": "Sample standard deviation over the seeds.",
+}
+
+
+def build(records: Sequence[Record], out: Path, title: str | None = None) -> Path:
+    """Write the report of one or many runs to ``out``; the file appears whole or not at all."""
+    if not records:
+        raise FedkeelError("a report needs at least one run folder, got none: name one, e.g. fedkeel report runs/first")
+    text = page(records, title)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, out)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise FedkeelError(f"the report cannot be written to {out}: {error.strerror}; choose another place") from None
+    return out
+
+
+def page(records: Sequence[Record], title: str | None = None) -> str:
+    """The report as text; the same records give the same text."""
+    found, rows = groups(records), summary_rows(records)
+    look = Look.of(found)
+    together = _curves(found, found, look) if len(found) <= MOST_LINES else []
+    title = title or f"{_list(dict.fromkeys(r.method for r in records))} on {_list(_sources(records))}"
+    words = " ".join(f"<span>{escape(word)}</span>" for word in title.split())
+    body = [
+        f'<header><p class="brand">fedkeel report</p><h1>{words}</h1>{_lead(records, found)}</header>',
+        _key_figures(rows),
+        *_notices(records, found),
+        _section("Results", summary_html(rows), _results_note(rows), _how_to_get_r(found)),
+        _section("Round by round", _cards(together)) if together else "",
+        *(_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found)),
+        _section("Cost", cost_html(rows), "<p class='note'>Bytes of all clients together; means over the seeds.</p>"),
+        _refused(found),
+        _section("What the numbers mean", "<dl>", *(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in MEANINGS.items()), "</dl>"),
+        _section("Configuration", *(_configuration(group, run) for group in found for run in group.runs)),
+    ]
+    style = files("fedkeel.reporting").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en-GB"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _lead(records: Sequence[Record], found: Sequence[Group]) -> str:
+    first = records[0].start
+    data, clients = first["data"], sorted({record.start["clients"]["count"] for record in records})
+    rounds = sorted({record.start["config"]["method"].get("rounds", len(record.rounds)) for record in records})
+    seeds = sorted({record.seed for record in records})
+    encoders = dict.fromkeys(record.start["data"]["encoder"] for record in records)
+    ran = f"{_count(len(records), 'run')}: " if len(records) > 1 else ""
+    sentence = (
+        f"{ran}{_list(_sources(records))} (features: {_list(encoders)}), split over {_list(f'{n:,}' for n in clients)} "
+        f"{'client' if clients == [1] else 'clients'} by {_list(dict.fromkeys(group.partition for group in found))}, "
+        f"trained with {_list(dict.fromkeys(group.method for group in found))} for {_list(map(str, rounds))} "
+        f"{'round' if rounds == [1] else 'rounds'}, {'seed' if len(seeds) == 1 else 'seeds'} {_list(map(str, seeds))}."
+    )
+    facts = f"{data['train_rows']:,} training rows, {data['test_rows']:,} test rows, {len(data['classes'])} classes"
+    facts += f", {data['dim']:,} features" if data.get("dim") else ""
+    if data.get("mean_energy") is not None:
+        facts += f", {100 * data['mean_energy']:.0f} % of the features' energy in their common mean"
+    only = "" if len(set(_sources(records))) == 1 else f"{data['source']}: "
+    return f'<p class="lead">{escape(sentence)}</p><p class="note">{escape(only + facts)}.</p>'
+
+
+def _key_figures(rows: Sequence[dict[str, Any]]) -> str:
+    """Of the most accurate method on the hardest split: a report is read for where things go wrong."""
+    known = [row for row in rows if row["accuracy"] is not None]
+    if not known:
+        return ""
+    splits = {row["partition"] for row in known if not row["iid"]} or {row["partition"] for row in known}
+    best = {name: max((r for r in known if r["partition"] == name), key=lambda r: r["accuracy"]) for name in splits}
+    row = min(best.values(), key=lambda r: (r["accuracy"], r["partition"]))
+    figures = [("accuracy", f"{100 * row['accuracy']:.1f}", "%")]
+    if row["retained"] is not None:
+        figures.append(("of the IID accuracy kept", f"{row['retained']:.1f}", "%"))
+    if row["acc95"] is not None:
+        figures.append(("rounds to Acc@95", f"{row['acc95']:.1f}".removesuffix(".0"), ""))
+    sent, unit = format_bytes(row["bytes_up"]).split(" ")
+    figures.append(("sent up by all clients", sent, unit))
+    cells = "".join(
+        f"<div><dd>{value}<small> {unit}</small></dd><dt>{escape(name)}</dt></div>" for name, value, unit in figures
+    )
+    whose = f"{row['method']} on {row['partition']}"
+    if len({r["method"] for r in known}) > 1:
+        whose += ", the most accurate method" + (" on the hardest split" if len(splits) > 1 else "")
+    elif len(splits) > 1:
+        whose += ", the hardest split"
+    return f'<section class="key"><p>{escape(whose)}</p><dl>{cells}</dl></section>'
+
+
+def _notices(records: Sequence[Record], found: Sequence[Group]) -> Iterable[str]:
+    for energy, source, features in sorted({_energy(record) for record in records}):
+        if energy > 0.5 and features != "centred":
+            yield _box(
+                "Most of the features is a common mean",
+                f"{100 * energy:.0f} % of the energy of the features of {source} is one mean that all rows share, and "
+                f'the runs with data.features = "{features}" leave it in. Heads trained on such features drift apart '
+                "on clients that hold few classes, so the published recipe is expected to fail here. Set "
+                'data.features = "centred".',
+            )
+    open_runs = [run for group in found for run in group.runs if run.end is None]
+    if open_runs:
+        yield _box(
+            f"{_count(len(open_runs), 'run')} not finished",
+            f"{_list(_name(run) for run in open_runs)}: left out of a mean over seeds where other seeds have finished, "
+            "else marked with * and shown up to the last completed round.",
+        )
+    repeated = len(records) - sum(len(group.runs) for group in found)
+    if repeated:
+        yield _box(
+            f"{_count(repeated, 'run')} given more than once",
+            "The same configuration and seed as another run: one of each is shown, so that no seed counts twice.",
+        )
+
+
+def _energy(record: Record) -> tuple[float, str, str]:
+    data = record.start["data"]
+    return data.get("mean_energy") or 0.0, data["source"], record.start["config"]["data"].get("features", "centred")
+
+
+def _results_note(rows: Sequence[dict[str, Any]]) -> str:
+    text = ["Means over the seeds, ± sample standard deviation."] if any(row["seeds"] > 1 for row in rows) else []
+    if any(row["retained"] is not None for row in rows):
+        text.append("R(final) compares each run with its IID twin of the same seed.")
+    if not all(row["finished"] for row in rows):
+        text.append("* not finished: the last completed round.")
+    return f"<p class='note'>{' '.join(text)}</p>" if text else ""
+
+
+def _how_to_get_r(found: Sequence[Group]) -> str:
+    """How to get R(t), where no run has an IID twin."""
+    if any(twin for group in found for _, twin in group.shown):
+        return ""
+    methods = ",".join(dict.fromkeys(group.runs[0].method for group in found))
+    kinds = [kind for kind in dict.fromkeys(group.runs[0].partition for group in found) if kind != IID]
+    command = f"fedkeel compare CONFIG.toml --methods {methods} --partitions {','.join([IID, *kinds])}"
+    if not kinds:
+        command += ",bernoulli-dirichlet"
+    return (
+        "<p>R(t), the share that a run keeps of the accuracy it would have with IID clients, needs an IID twin of each "
+        f"run. To get it: <code>{escape(command)}</code></p>"
+    )
+
+
+def _curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[Picture]:
+    """Accuracy, R(t) and traffic of some of the groups found, in the scale of all of them."""
+    begun = [group for group in found if any(run.rounds for run, _ in group.shown)]
+    twinned = [group for group in begun if any(twin and twin.rounds for _, twin in group.shown)]
+    if max((len(run.rounds) for group in begun for run, _ in group.shown), default=0) < 2:
+        return []
+    draws = [(plots.retained_curves, twinned), (plots.accuracy_curves, begun)]
+    if len(look.methods) > 1:
+        draws.append((plots.traffic_curves, begun))
+    parts = [(draw, [group for group in among if group in part], among) for draw, among in draws]
+    return [draw(mine, look, among) for draw, mine, among in parts if mine]
+
+
+def _partition(name: str, found: Sequence[Group], look: Look) -> str:
+    """One split: who holds what, how the methods serve classes and clients on it, and curves if not drawn before."""
+    mine = [group for group in found if group.partition == name]
+    pictures: list[Picture | None] = []
+    if len(found) > MOST_LINES:
+        pictures += _curves(mine, found, look)
+    for classes in dict.fromkeys(tuple(group.runs[0].start["data"]["classes"]) for group in mine):
+        alike = [group for group in mine if tuple(group.runs[0].start["data"]["classes"]) == classes]
+        pictures.append(plots.label_map(alike[0].runs[0], name))
+        ended = [group for group in alike if any(run.end for run in group.runs)]
+        if ended:
+            pictures += [plots.class_accuracy(ended, look), plots.client_accuracy(ended, look)]
+    waiting = [group.method for group in mine if not any(run.end for run in group.runs)]
+    note = ""
+    if waiting:
+        note = f"<p class='note'>Accuracy by class and client follows when {escape(_list(waiting))} has finished.</p>"
+    return _section(f"Split: {name}", _cards(pictures), note)
+
+
+def _refused(found: Sequence[Group]) -> str:
+    rows = [
+        [_name(run), str(event["round"]), refusal["client"], refusal["reason"]]
+        for group in found
+        for run in group.runs
+        for event in run.exchanges
+        for refusal in event["refused"]
+    ]
+    if not rows:
+        return ""
+    more = f" The first {MOST_REFUSED} of {len(rows):,}." if len(rows) > MOST_REFUSED else ""
+    note = f"<p class='note'>Updates that the server did not take; the round went on without them.{more}</p>"
+    return _section(
+        "Refused updates", note, html_table(["Run", "Round", "Client", "Reason"], rows[:MOST_REFUSED], words=4)
+    )
+
+
+def _configuration(group: Group, run: Record) -> str:
+    config = {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in run.start["config"].items()
+    }
+    digest = f"digest <code>{escape(str(run.end['digest']))}</code>" if run.end else "not finished"
+    return (
+        f"<details><summary>{escape(f'{group.method}, {group.partition}, seed {run.seed}')}</summary>"
+        f'<p class="note">run {escape(_name(run))} · fedkeel {escape(str(run.start["version"]))} · {digest}</p>'
+        f'<pre tabindex="0">{escape(tomli_w.dumps(config))}</pre></details>'
+    )
+
+
+def _section(heading: str, *parts: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{''.join(parts)}</section>"
+
+
+def _cards(pictures: Iterable[Picture | None]) -> str:
+    cards = []
+    for picture in filter(None, pictures):
+        note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
+        svg = picture.svg.replace("<svg ", f'<svg aria-label="{escape(picture.title)}" ', 1)
+        cards.append(f"<figure><figcaption><h3>{escape(picture.title)}</h3>{note}</figcaption>{svg}</figure>")
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _box(heading: str, text: str) -> str:
+    return f"<aside><strong>{escape(heading)}</strong><p>{escape(text)}</p></aside>"
+
+
+def _sources(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(str(record.start["data"]["source"]) for record in records))
+
+
+def _name(run: Record) -> str:
+    return run.folder.name
+
+
+def _list(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
