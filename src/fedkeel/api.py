@@ -1,0 +1,194 @@
+"""What a user can do, one function per command; the command line only parses and prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeel import events
+from fedkeel.config import Experiment, build
+from fedkeel.config import load as load_config
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.describe import Figures, describe
+from fedkeel.data.features import Features, features
+from fedkeel.data.partition import PARTITIONS, Manifest
+from fedkeel.data.sources import SOURCES, load, load_rows
+from fedkeel.errors import FedkeelError, Stopped, unknown
+from fedkeel.federation import SILENT, Watch, assemble, divide
+from fedkeel.folder import CONFIG, begin, check, fresh, label, stored
+from fedkeel.method import METHODS, Method, find, settings
+from fedkeel.models.encoders import ENCODERS
+from fedkeel.reporting.html import build as build_page
+from fedkeel.reporting.tables import IID, iid_twin
+from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, Result
+from fedkeel.simulate import simulate
+
+Config = str | Path | Experiment | None
+REPORT = "report.html"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who owns which row, and how skewed that is."""
+
+    manifest: Manifest
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    figures: Figures
+
+
+def experiment(config: Config = None, *, set: Iterable[str] = (), **sections: Any) -> Experiment:
+    """The experiment of a file, of a value or of the defaults, with ``key=value`` texts and sections laid over it.
+
+    ``experiment(method={"name": "fedavg", "rounds": 5}, run={"seed": 42})``; ``method`` may also be a Method.
+    """
+    base = config.with_texts(set) if isinstance(config, Experiment) else load_config(config, set)
+    changes = {name: settings(value) if isinstance(value, Method) else value for name, value in sections.items()}
+    return build(changes, base=base.model_dump()) if changes else base
+
+
+def run(
+    config: Config = None,
+    *,
+    set: Iterable[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    watch: Watch = SILENT,
+    **sections: Any,
+) -> Result:
+    """Run one federation from data to report, or continue the one in ``out``."""
+    if resume and out is None:
+        raise FedkeelError("--resume needs --out: the folder of the run to continue")
+    if resume and config is None:
+        config = stored(Path(out or ""))
+    exp = experiment(config, set=set, **sections)
+    return _carry_out(
+        exp, Path(out) if out is not None else fresh(exp), resume, watch, lambda: load(exp.data, notice=watch.notice)
+    )
+
+
+def _carry_out(exp: Experiment, folder: Path, resume: bool, watch: Watch, rows: Callable[[], Dataset]) -> Result:
+    """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
+    try:
+        check(folder, exp, resume)
+        if not finished(folder):
+            federation = assemble(exp, rows(), watch)
+            begin(folder, exp, federation.manifest)
+            simulate(exp, federation, folder, watch)
+        if not (folder / REPORT).exists():
+            build_page(with_twin(events.read(folder)), folder / REPORT)
+    except KeyboardInterrupt:
+        if not (folder / CONFIG).exists():
+            raise Stopped("stopped before round 1: the same command continues") from None
+        raise Stopped(f"stopped: fedkeel run --out {folder} --resume continues") from None
+    except OSError as error:
+        again = f"continue with fedkeel run --out {folder} --resume" if (folder / CONFIG).exists() else "run again"
+        what = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
+        raise FedkeelError(f"{what}; mend that and {again}, or choose another --out") from None
+    return Result.load(folder)
+
+
+def finished(folder: Path) -> bool:
+    return (folder / SUMMARY).exists() and events.read(folder).end is not None
+
+
+def with_twin(record: events.Record) -> list[events.Record]:
+    """The run, and the finished run beside it that differs in being IID, if there is one: R(t) needs it."""
+    beside = []
+    for path in sorted(record.folder.absolute().parent.glob(f"*/{SUMMARY}")):
+        with suppress(FedkeelError):  # a damaged neighbour is no reason to fail
+            beside.append(events.read(path.parent))
+    twin = iid_twin(record, beside)
+    return [record] if twin is None else [record, twin]
+
+
+def compare(
+    config: Config = None,
+    *,
+    methods: Sequence[str],
+    partitions: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    out: str | Path = "runs/compare",
+    set: Iterable[str] = (),
+    watch: Watch = SILENT,
+    **sections: Any,
+) -> list[Result]:
+    """Run every method on every partition with every seed, and one report of them all; finished cells are kept."""
+    base, folder = experiment(config, set=set, **sections), Path(out)
+    iid_first = sorted(partitions, key=lambda kind: kind != IID)  # the others are set against it
+    cells = [
+        base.with_values({"method.name": method, "partition.kind": partition, "run.seed": seed})
+        for partition in iid_first
+        for method in methods
+        for seed in seeds
+    ]
+    rows = cache(lambda: load(base.data, notice=watch.notice))  # read once for all cells
+    results = []
+    for number, cell in enumerate(cells, 1):
+        watch.notice(f"{number}/{len(cells)} {label(cell)}")
+        try:
+            results.append(_carry_out(cell, folder / label(cell), True, watch, rows))
+        except Stopped:
+            raise Stopped(f"stopped in {label(cell)}: the same command continues there") from None
+    report([result.folder for result in results], out=folder / REPORT)
+    return results
+
+
+def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Split:
+    """The split of an experiment, before anything is trained."""
+    exp = experiment(config, set=set, **sections)
+    dataset = load(exp.data, notice=watch.notice)
+    manifest, labels = divide(exp, dataset, watch)
+    return Split(manifest, labels, dataset.class_names, describe(manifest, labels, dataset.class_names))
+
+
+def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Features:
+    """Fill the feature cache, or find that it is full already."""
+    exp = experiment(config, set=set, **sections)
+    return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
+
+
+def report(runs: Sequence[str | Path], *, out: str | Path) -> Path:
+    """Build the page of runs, or of all runs in a folder of ``compare``, from their event files alone."""
+    folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
+    return build_page([events.read(folder) for folder in folders], Path(out))
+
+
+def _run_folders(path: Path) -> list[Path]:
+    inside = sorted(path.glob(f"*/{EVENTS}"))
+    return [found.parent for found in inside] if inside and not (path / EVENTS).exists() else [path]
+
+
+def predict(run: str | Path, *, input: str | Path) -> str:
+    """Class and score of new rows by a finished run's model, as CSV text with the columns row, class and score."""
+    model = Model.load(Path(run) / MODEL)
+    rows = load_rows(Path(input), model.kind, model.settings)
+    names, scores = model.predict(rows.rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "class", "score"])
+    writer.writerows((row, name, f"{score:.6f}") for row, name, score in zip(rows.names, names, scores, strict=True))
+    return text.getvalue()
+
+
+def catalogue(what: str) -> dict[str, str]:
+    """What exists of methods, partitions, sources or encoders: name -> one line."""
+    match what:
+        case "methods":
+            find("fedavg")
+            return {name: method.paper for name, method in sorted(METHODS.items())}
+        case "partitions":
+            return {name: kind.about for name, kind in PARTITIONS.items()}
+        case "sources":
+            return SOURCES
+        case "encoders":
+            return ENCODERS
+    raise unknown("list", what, ("methods", "partitions", "sources", "encoders"))

@@ -1,0 +1,195 @@
+"""An experiment as one frozen value: the TOML file, the --set overrides and the Python keywords are the same thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedkeel.errors import FedkeelError, unknown
+
+DEFAULT_METHOD = "ova-lp"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Data(Section):
+    source: str = "newsgroups20"
+    """newsgroups20, digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    encoder: str = "auto"
+    """auto (what the source names), none, pixels, minilm, efficientnet-lite0 or hf:ID-or-folder"""
+    pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
+    """which output of an hf: encoder is the feature"""
+    features: Literal["centred", "l2", "raw"] = "centred"
+    """centred: minus the federation's mean, then unit length; l2: unit length; raw: as encoded"""
+    dtype: Literal["float16", "float32"] = "float16"
+    """how the cache stores features"""
+    limit: int | None = Field(None, ge=1)
+    """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
+    holdout: float = Field(0.2, gt=0, lt=1)
+    """share of rows kept for testing where the source brings no test rows"""
+    label_column: str = "label"
+    text_column: str = "text"
+    client_column: str = "client"
+    cache: str | None = None
+    """folder of the feature cache; by default the user's cache folder"""
+
+
+class Shift(Section):
+    long_tail: float = Field(1.0, ge=1)
+    """imbalance factor: rows of the largest class over rows of the smallest; 1 = off"""
+    noise: Literal["none", "symmetric", "asymmetric"] = "none"
+    noise_ratio: float = Field(0.0, ge=0, le=1)
+    """share of each client's training labels that the noise is applied to"""
+
+
+class Partition(Section):
+    kind: str = "bernoulli-dirichlet"
+    clients: int = Field(100, ge=1)
+    classes_per_client: int = Field(1, ge=1)
+    """shards: how many classes a client holds"""
+    alpha: float = Field(0.001, gt=0)
+    """dirichlet, bernoulli-dirichlet: concentration; small = skewed"""
+    p: float = Field(0.1, gt=0, le=1)
+    """bernoulli-dirichlet: chance that a client may hold a class"""
+    exponent: float = Field(2.0, ge=0)
+    """zipf: rows of client k are proportional to k ** -exponent"""
+    validation: float = Field(0.0, ge=0, lt=1)
+    test: float = Field(0.0, ge=0, lt=1)
+    """shares of each client's rows kept for its own validation and test"""
+
+
+class Run(Section):
+    seed: int = Field(0, ge=0)
+    engine: Literal["local", "wire"] = "local"
+    threads: int = Field(0, ge=0)
+    """CPU threads; 0 = all cores"""
+
+
+class Experiment(Section):
+    """Everything a run depends on. ``method`` is open here: the named method's own model checks it."""
+
+    data: Data = Data()
+    shift: Shift = Shift()
+    partition: Partition = Partition()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
+    run: Run = Run()
+
+    def digest(self) -> str:
+        """sha256 of the complete configuration, leaving out what cannot change a result."""
+        plain = self.model_dump(mode="json", exclude={"data": {"cache"}})
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def toml(self) -> str:
+        """The complete configuration; reading it back gives an equal experiment."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def with_values(self, values: Mapping[str, Any]) -> Experiment:
+        """A copy with some dotted keys set, e.g. ``{"run.seed": 42}``."""
+        return build(_nest(values), base=self.model_dump())
+
+    def with_texts(self, overrides: Iterable[str]) -> Experiment:
+        """A copy with ``key=value`` texts applied, as --set gives them."""
+        changes = dict(_assignment(text) for text in overrides)
+        return build(_nest(changes), base=self.model_dump(), where="--set") if changes else self
+
+
+def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file (None: all defaults) with ``key=value`` overrides on top."""
+    plain: dict[str, Any] = {}
+    if path is not None:
+        try:
+            plain = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise FedkeelError(f"there is no config file {path}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise FedkeelError(f"{path} is not valid TOML: {error}") from None
+        except OSError as error:
+            raise FedkeelError(f"{path} cannot be read: {error.strerror}") from None
+    return build({}, base=plain, where=str(path)).with_texts(overrides)
+
+
+def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, where: str = "config") -> Experiment:
+    """An experiment from nested sections laid over others; every key and value is checked, the method's too."""
+    from fedkeel.method import find, settings
+
+    merged = dict(base or {})
+    for section, values in changes.items():
+        merged[section] = _laid_over(section, merged.get(section) or {}, values)
+    experiment = _checked(Experiment, merged, where)
+    named = find(str(experiment.method.get("name", DEFAULT_METHOD)))
+    fields = {key: value for key, value in experiment.method.items() if key != "name"}
+    method = _checked(named, fields, where, prefix="method.")
+    return experiment.model_copy(update={"method": settings(method)})
+
+
+def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str, Any]:
+    from fedkeel.method import find
+
+    if not isinstance(values, Mapping):
+        if section not in Experiment.model_fields:
+            raise unknown("key", section, _keys())
+        example = next(key for key in _keys() if key.startswith(f"{section}."))
+        raise FedkeelError(f"{section} is a section: set one of its keys, e.g. {example}")
+    if section == "method" and values.get("name", before.get("name")) != before.get("name"):
+        old, new = find(str(before.get("name", DEFAULT_METHOD))).model_fields, find(str(values["name"])).model_fields
+        before = {key: value for key, value in before.items() if key in new or key not in old}  # drop the old one's own
+    return {**before, **values}
+
+
+def _keys() -> list[str]:
+    """Every dotted key outside of a method's own."""
+    sections: dict[str, type[Section]] = {"data": Data, "shift": Shift, "partition": Partition, "run": Run}
+    own = ["method.name", "method.rounds", "method.participation"]
+    return own + [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
+
+
+def _checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
+    """The model with these values; a key or value it does not take is told in one line."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = prefix + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = [f"{prefix}{field}" for field in model.model_fields] if prefix else _keys()
+            raise FedkeelError(f"{where}: {unknown('key', key, known)}") from None
+        wrong = first["msg"]
+        raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(section, {})[name] = value
+        else:
+            nested[section] = value
+    return nested
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a key that is not set is not written."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,60 @@
+"""What a person sees while something runs: a live bar in a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from fedkeel.federation import Watch
+
+QUIET_SECONDS = 2.0
+
+
+@contextmanager
+def watched(console: Console, title: str) -> Iterator[Watch]:
+    """A Watch that shows progress on the console until the block ends."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield _bars(progress, title)
+    else:
+        yield _lines(console, title)
+
+
+def _bars(progress: Progress, title: str) -> Watch:
+    tasks: dict[str, TaskID] = {}
+    heading = [title]
+
+    def show(kind: str, done: int, total: int, text: str) -> None:
+        if kind not in tasks:
+            tasks[kind] = progress.add_task(text, total=total)
+        progress.update(tasks[kind], completed=done, total=total, description=text)
+
+    def notice(text: str) -> None:
+        heading[0] = text
+        progress.console.print(text, style="dim", highlight=False)
+
+    return Watch(
+        encoded=lambda done, total: show("encode", done, total, "encoding"),
+        round=lambda round, rounds, acc: show("round", round, rounds, f"{heading[0]}  accuracy {acc:6.2%}"),
+        notice=notice,
+    )
+
+
+def _lines(console: Console, title: str) -> Watch:
+    last = [monotonic()]
+
+    def line(text: str, final: bool) -> None:
+        if final or monotonic() - last[0] > QUIET_SECONDS:
+            last[0] = monotonic()
+            console.print(text, highlight=False)
+
+    return Watch(
+        encoded=lambda done, total: line(f"encoded {done:,} of {total:,} rows", done == total),
+        round=lambda round, rounds, acc: line(f"round {round} of {rounds}, accuracy {acc:.2%}", round == rounds),
+        notice=lambda text: console.print(text, highlight=False),
+    )

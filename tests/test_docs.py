@@ -1,0 +1,104 @@
+"""The documentation does what it says: commands and examples are run, files it names exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedkeel as fk
+from federations import CLASSES, DIM, clients
+from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.wire import WireEngine
+from fedkeel.method import METHODS
+from test_contract import close, play
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(bash|python|toml)(?: (\S+))?\n(.*?)^```", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """In the order of the page, in one folder: bash lines, Python blocks, and toml blocks as the file they name."""
+    shims = f'export PATH="{Path(sys.executable).parent}:$PATH"\nset -euo pipefail\n'
+    ran = 0
+    for language, name, text in BLOCK.findall(page.read_text()):
+        if language == "toml":
+            (tmp_path / name).write_text(text)
+            continue
+        if language == "bash":
+            lines = [line for line in text.splitlines() if not line.startswith(("make ", "git ", "pip ", "cd "))]
+            command = ["bash", "-c", shims + "\n".join(lines)]
+            made = re.findall(r"^make (\w+)", text, re.M)
+            assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in made)
+        else:
+            command = [sys.executable, "-c", text]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, env=environment)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        ran += 1
+    assert ran or page.name == "methods.md", "a page without examples"
+
+
+def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
+    """The file of CONTRIBUTING.md is a method like any other: engines agree on it, and a whole run uses it."""
+    text = next(
+        text for language, _, text in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()) if "register" in text
+    )
+    file = tmp_path / "smooth.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("smooth", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        method = METHODS["smooth"](rounds=3, batch=8)
+        close(play(method, LocalEngine, clients()).shared, play(method, WireEngine, clients()).shared, "")
+        plain = play(METHODS["fedavg"](rounds=3, batch=8), LocalEngine, clients()).shared
+        none = play(METHODS["smooth"](rounds=3, batch=8, smoothing=0.0), LocalEngine, clients()).shared
+        close(none, plain, "no smoothing is FedAvg: ")
+        result = fk.run(data={"source": "digits"}, partition={"clients": 5}, method=method, out=tmp_path / "run")
+        assert result.summary["method"] == "smooth"
+        assert fk.run(out=tmp_path / "run", resume=True).digest == result.digest
+    finally:
+        METHODS.pop("smooth", None)
+    assert method.init(DIM, CLASSES, 0).shared["head.weight"].shape == (CLASSES, DIM)
+
+
+def test_commands_in_the_text_are_real() -> None:
+    """Commands that take too long to run here are at least ones that fedkeel understands."""
+    from fedkeel.cli import app
+
+    found = [
+        line for page in PAGES for line in re.findall(r"`(fedkeel [a-z][^`]+)`", page.read_text().replace("\n", " "))
+    ]
+    assert len(found) >= 4
+    for line in found:
+        app.parse_args(line.split()[1:], exit_on_error=False, print_error=False)
+
+
+def test_links_and_pictures_exist() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+
+
+def test_the_modules_architecture_names_exist() -> None:
+    for name in re.findall(r"`([a-z_/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()):
+        assert (ROOT / "src/fedkeel" / name).exists(), name
+
+
+def test_every_source_file_is_safe_and_of_readable_size() -> None:
+    """No pickle, no torch.load, no eval in the package; no file above 600 lines, no method above 150."""
+    banned = re.compile(r"\bimport pickle|pickle\.load|torch\.load\(|yaml\.load\(|[^_a-z.]eval\(|allow_pickle=True")
+    for path in (ROOT / "src/fedkeel").rglob("*.py"):
+        text = path.read_text()
+        assert not banned.search(text), path
+        assert len(text.splitlines()) <= (150 if path.parent.name == "methods" else 600), path
