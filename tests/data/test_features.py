@@ -267,8 +267,8 @@ def test_a_damaged_record_is_noticed(tmp_path: Path, damage: str | None) -> None
 
 
 def test_a_changed_encoder_is_noticed(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
     import torch
+    import transformers
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

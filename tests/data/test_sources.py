@@ -351,7 +351,8 @@ def png(grey: int) -> bytes:
 
 
 def test_hf_texts_saved_to_disk(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     features = datasets.Features(
         {
             "body": datasets.Value("string"),
@@ -376,7 +377,8 @@ def test_hf_texts_saved_to_disk(tmp_path: Path) -> None:
 
 
 def test_hf_images_are_read_one_by_one(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.Value("string"), "client": datasets.Value("int32")}
     )
@@ -395,7 +397,8 @@ def test_hf_images_are_read_one_by_one(tmp_path: Path) -> None:
 
 
 def test_hf_folder_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     folder = tmp_path / "parquet"
     folder.mkdir()
@@ -408,7 +411,8 @@ def test_hf_folder_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_hf_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     assert "neither a dataset" in fails(f"hf:{tmp_path}")
     assert "no such folder" in fails("hf:./nowhere/at/all")
     one = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, None]})

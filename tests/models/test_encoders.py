@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from fedkeel.config import Data
@@ -18,8 +19,6 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources import load
 from fedkeel.errors import FedkeelError
 from fedkeel.models.encoders import ENCODERS, RowError, encoder_name, open_encoder
-
-transformers = pytest.importorskip("transformers")
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "me"]
