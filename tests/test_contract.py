@@ -17,7 +17,8 @@ from fedkeel.engines.wire import WireEngine
 from fedkeel.events import Log
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop
-from fedkeel.method import METHODS, Method, State, find
+from fedkeel.method import METHODS, Method, State, Visit, find
+from fedkeel.methods.linear_probe import BIAS, WEIGHT
 from fedkeel.tree import Tree, digest
 
 find("fedavg")  # registers the package's methods
@@ -172,6 +173,32 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
             assert name.encode() not in everything
             for number in mine.flatten().numpy():
                 assert number == 0 or number.tobytes() not in everything, f"{name} of client {client} leaked"
+
+
+class Leaky(PersonalBias):
+    """Hands its private bias out."""
+
+    under: str
+
+    def end(self, params: Tree, steps: torch.Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        sends, mine = super().end(params, steps, visit)
+        return {**sends, self.under: mine[BIAS]}, mine
+
+
+@pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
+@pytest.mark.parametrize(
+    ("under", "sends"),
+    [(BIAS, (WEIGHT,)), ("extra", (WEIGHT,)), (BIAS, ()), (BIAS, ("head.",))],
+    ids=["its own name", "another name", "a phase that sends nothing", "a prefix that would pass"],
+)
+def test_a_method_that_leaks_is_stopped_before_any_bytes(engine: type, under: str, sends: tuple[str, ...]) -> None:
+    method, who, sent = Leaky(rounds=1, under=under), clients(), []
+    worker = WireEngine(who, lambda _, reply: sent.append(reply) or reply) if engine is WireEngine else engine(who)
+    phase = replace(method.plan(1)[0], sends=sends)
+    with pytest.raises(ValueError, match=f"must not send {under}"):
+        worker.exchange(method, method.init(DIM, CLASSES, 0), phase, 1, [0, 1, 3])
+    assert not sent
+    assert not who.private
 
 
 def test_a_refused_client_keeps_its_old_private_state() -> None:

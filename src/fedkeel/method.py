@@ -123,7 +123,7 @@ class Method(BaseModel):
     # ---- on a client
 
     def private(self, state: State) -> Tree:
-        """What a client that was never visited holds for itself. It has no way onto the wire."""
+        """What a client that was never visited holds for itself. It never leaves the client."""
         return {}
 
     def begin(self, visit: Visit) -> Tree:
@@ -156,6 +156,16 @@ class Method(BaseModel):
     def scores(self, logits: Tensor) -> Tensor:
         """The logits as probabilities."""
         return logits.softmax(-1)
+
+
+def outgoing(sends: Tree, visit: Visit) -> Tree:
+    """What may leave the client: exactly the names the phase sends, none of them private. Checked before any bytes."""
+    for name in sends:
+        if name in visit.mine or not name.startswith(visit.phase.sends):
+            raise ValueError(
+                f"phase {visit.phase.name!r} must not send {name}: it sends {visit.phase.sends or 'nothing'}"
+            )
+    return sends
 
 
 METHODS: dict[str, type[Method]] = {}

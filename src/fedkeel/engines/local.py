@@ -19,7 +19,7 @@ from fedkeel.aggregate.gate import Refusal, refused_in_stack
 from fedkeel.aggregate.mean import WeightedMean
 from fedkeel.engines.base import Clients, Exchange, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
-from fedkeel.method import Batch, Method, Phase, State, Visit
+from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
 from fedkeel.tree import Tree, select, stack, unstack
 
@@ -84,10 +84,12 @@ class LocalEngine:
         if phase.epochs == 0:
             rows = self.clients.rows(group[0])
             visit = Visit(state.down, unstack(mine, 0), phase)
-            return stack([method.measure(self.clients.x[rows], self.clients.y[rows], visit)]), mine
+            measured = method.measure(self.clients.x[rows], self.clients.y[rows], visit)
+            return stack([outgoing(measured, visit)]), mine
         params = stacked_begin(method, state.down, mine, phase, len(group))
         steps = self.train(method, params, state.down, mine, phase, round, group)
-        return torch.vmap(lambda p, s, m: method.end(p, s, Visit(state.down, m, phase)))(params, steps, mine)
+        sends, kept = torch.vmap(lambda p, s, m: method.end(p, s, Visit(state.down, m, phase)))(params, steps, mine)
+        return outgoing(sends, Visit(state.down, mine, phase)), kept
 
     def train(
         self, method: Method, params: Tree, down: Tree, mine: Tree, phase: Phase, round: int, group: list[int]

@@ -1,6 +1,6 @@
 """The two messages of the federation and their bytes: a fixed header, then raw little-endian arrays.
 
-Only ``Down`` and ``Up`` have bytes. A client's private tree is neither, so there is no way to put one on the wire.
+Only ``Down`` and ``Up`` have bytes. What goes into an ``Up`` passes ``fedkeel.method.outgoing`` on the client first.
 
 Layout, little-endian: magic, kind, round, weight, phase, client, number of arrays; per array its name, dtype, number of
 axes and axes; then the arrays' bytes in the same order. Every length is checked before anything is allocated.

@@ -15,7 +15,7 @@ from fedkeel.aggregate.mean import WeightedMean
 from fedkeel.engines.base import Clients, Exchange, schedule
 from fedkeel.engines.message import Down, Up, decode, encode
 from fedkeel.errors import BadMessage
-from fedkeel.method import Batch, Method, Phase, State, Visit
+from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
 from fedkeel.tree import Tree, select
 
 Transport = Callable[[str, bytes], bytes]
@@ -43,6 +43,7 @@ class WireEngine:
             name, rows = self.clients.names[client], len(self.clients.owned.of(client))
             reply, mine = self.work(method, decode(request), phase, client, self.clients.mine(client, method, state))
             replied = perf_counter()
+            client_seconds += replied - started
             down += len(request)
             if phase.sends:
                 data = self.transport(name, encode(reply))
@@ -59,7 +60,6 @@ class WireEngine:
                 mean.add(message.arrays, message.weight)
             if mine:
                 self.clients.private[client] = mine
-            client_seconds += replied - started
             server_seconds += perf_counter() - replied
         started = perf_counter()
         result = mean.result()
@@ -82,7 +82,8 @@ class WireEngine:
                 steps += 1
             trained = {name: value.detach() for name, value in params.items()}
             sends, kept = method.end(trained, torch.tensor(float(steps)), visit)
-        return Up(request.round, phase.name, clients.names[client], float(len(clients.owned.of(client))), sends), kept
+        weight = float(len(clients.owned.of(client)))
+        return Up(request.round, phase.name, clients.names[client], weight, outgoing(sends, visit)), kept
 
     def step(self, method: Method, params: Tree, optimizer: torch.optim.Optimizer, batch: Batch, visit: Visit) -> None:
         optimizer.zero_grad()
