@@ -39,15 +39,15 @@ def machine_limit(seconds: float = 1.0) -> float:
 def measure(work: Workload) -> dict[str, float | str]:
     clients, x_test, y_test = work.federation()
     method, engine = work.method, LocalEngine(clients)
-    start = method.init(work.dim, work.classes, 0)
+    start = method.init(work.task)
     ours = theirs = start
     fast, plain = [], []
     for round in range(1, REPEATS + 1):  # taken in turns, so that a busy neighbour slows down both
         started = perf_counter()
         phase = method.plan(round)[0]
         exchange = engine.exchange(method, ours, phase, round, choose(clients, method, phase, round, []))
-        assert exchange.mean is not None
-        ours = method.merge(ours, exchange.mean, phase)
+        assert exchange.update is not None
+        ours = method.merge(ours, exchange.update, phase)
         accuracy(method, ours, x_test, y_test)
         fast.append(perf_counter() - started)
         started = perf_counter()
@@ -84,12 +84,12 @@ def memory_beyond_data(name: str) -> float:
 def one_round_alone(work: Workload) -> float:
     clients, x_test, y_test = work.federation()
     method = work.method
-    state, phase = method.init(work.dim, work.classes, 0), method.plan(1)[0]
+    state, phase = method.init(work.task), method.plan(1)[0]
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
     before = peak_memory_mb()
     exchange = LocalEngine(clients).exchange(method, state, phase, 1, choose(clients, method, phase, 1, []))
-    assert exchange.mean is not None
-    accuracy(method, method.merge(state, exchange.mean, phase), x_test, y_test)
+    assert exchange.update is not None
+    accuracy(method, method.merge(state, exchange.update, phase), x_test, y_test)
     return peak_memory_mb() - before
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, choose, schedule
-from fedkeel.method import Method, State
+from fedkeel.method import Method, State, Task
 from fedkeel.methods.fedavg import FedAvg
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
 from fedkeel.methods.ova_lp import OvaLP
@@ -28,6 +28,10 @@ class Workload:
     test_rows: int
     method: LinearProbe
 
+    @property
+    def task(self) -> Task:
+        return Task(self.dim, self.classes, self.clients, seed=0)
+
     def federation(self) -> tuple[Clients, Tensor, Tensor]:
         """(clients, test rows, test labels): blobs, so that there is something to learn."""
         draw = generator(0, "benchmark", self.name)
@@ -40,7 +44,7 @@ class Workload:
         names = [f"client-{k:05d}" for k in range(self.clients)]
         y = torch.from_numpy(labels)
         rows = torch.from_numpy(x)
-        return Clients(names, rows[:count], y[:count], owned, seed=0), rows[count:], y[count:]
+        return Clients(names, rows[:count], y[:count], owned, seed=0, classes=self.classes), rows[count:], y[count:]
 
     def flop(self) -> float:
         """Multiplications and additions of one round: forward and weight gradient per row and epoch, and the test."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
-from fedkeel.method import Batch, Method, Phase, State, Visit
+from fedkeel.method import Batch, Phase, State, Task, Trained, Update, Visit, added
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
 from fedkeel.optim import SGD
@@ -16,6 +16,7 @@ from fedkeel.rng import generator
 from fedkeel.tree import Tree
 
 DIM, CLASSES = 6, 4
+TASK = Task(DIM, CLASSES, clients=7, seed=0)
 
 
 def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -> Clients:
@@ -26,10 +27,10 @@ def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -
     x = (centres[y] + draw.normal(size=(len(y), DIM))).astype(np.float32)
     owned = Ownership.of_owners(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
     names = [f"site-{index}" for index in range(len(sizes))]
-    return Clients(names, torch.from_numpy(x), torch.from_numpy(y), owned, seed)
+    return Clients(names, torch.from_numpy(x), torch.from_numpy(y), owned, seed, CLASSES)
 
 
-class ControlVariates(Method):
+class ControlVariates(Trained):
     """SCAFFOLD's shape: a server tree that goes down, a private tree, corrected gradients, a uniform mean.
 
     y <- y - lr (g - c_i + c); c_i+ = c_i - c + (x - y) / (K lr); c += mean(c_i+ - c_i) over all clients.
@@ -37,8 +38,8 @@ class ControlVariates(Method):
 
     name = "control-variates"
 
-    def init(self, dim: int, classes: int, seed: int) -> State:
-        head = {WEIGHT: torch.zeros(classes, dim), BIAS: torch.zeros(classes)}
+    def init(self, task: Task) -> State:
+        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
         return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in head.items()})
 
     def private(self, state: State) -> Tree:
@@ -62,21 +63,20 @@ class ControlVariates(Method):
             sends[f"c.{name}"] = mine[f"ci.{name}"] - visit.mine[f"ci.{name}"]
         return sends, mine
 
-    def merge(self, state: State, mean: Tree, phase: Phase) -> State:
-        server = {name: value + mean[name] for name, value in state.server.items()}
-        return State({name: value + mean[name] for name, value in state.shared.items()}, server)
+    def merge(self, state: State, update: Update, phase: Phase) -> State:
+        return State(added(state.shared, update.mean), added(state.server, update.mean))
 
     def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
         return logits(state.shared, x)
 
 
-class PersonalBias(Method):
+class PersonalBias(Trained):
     """Two exchanges a round on the same cohort: weights are shared, then a personal bias is trained and stays."""
 
     name = "personal-bias"
 
-    def init(self, dim: int, classes: int, seed: int) -> State:
-        return State({WEIGHT: torch.zeros(classes, dim)})
+    def init(self, task: Task) -> State:
+        return State({WEIGHT: torch.zeros(task.classes, task.dim)})
 
     def private(self, state: State) -> Tree:
         return {BIAS: torch.full((state.shared[WEIGHT].shape[0],), 0.125)}

@@ -21,12 +21,12 @@ def test_plain_loop_and_engine_agree(work: Workload) -> None:
     small = replace(work, clients=12, rows=30, dim=16, classes=5, test_rows=50)
     clients, x_test, y_test = small.federation()
     method = small.method
-    ours = theirs = method.init(small.dim, small.classes, 0)
+    ours = theirs = method.init(small.task)
     for round in (1, 2):
         phase = method.plan(round)[0]
         exchange = LocalEngine(clients).exchange(method, ours, phase, round, choose(clients, method, phase, round, []))
-        assert exchange.mean is not None
-        ours = method.merge(ours, exchange.mean, phase)
+        assert exchange.update is not None
+        ours = method.merge(ours, exchange.update, phase)
         theirs = plain_round(method, theirs, round, clients)
     assert difference(ours, theirs) < 1e-5
     assert accuracy(method, ours, x_test, y_test) > 1 / 5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from federations import CLASSES, DIM, ControlVariates, PersonalBias, clients
+from federations import TASK, ControlVariates, PersonalBias, clients
 from fedkeel.engines import base, local, wire
 from fedkeel.engines.base import Clients, choose
 from fedkeel.engines.local import LocalEngine
@@ -23,7 +23,10 @@ from fedkeel.tree import Tree, digest
 
 find("fedavg")  # registers the package's methods
 ROUNDS = 3
-VARIANTS: dict[str, Method] = {name: cls(rounds=ROUNDS, participation=0.7, batch=8) for name, cls in METHODS.items()}
+VARIANTS: dict[str, Method] = {
+    name: cls(rounds=ROUNDS, participation=0.7, **({"batch": 8} if "batch" in cls.model_fields else {}))
+    for name, cls in METHODS.items()
+}
 VARIANTS |= {
     "ova-lp one stage": METHODS["ova-lp"](rounds=ROUNDS, stages=1, batch=8),
     "ova-lp with bias": METHODS["ova-lp"](rounds=ROUNDS, bias=True, batch=8),
@@ -39,14 +42,14 @@ every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS
 
 def play(method: Method, engine_of: type, who: Clients) -> State:
     """All rounds without journal or log."""
-    engine, state = engine_of(who), method.init(DIM, CLASSES, 0)
+    engine, state = engine_of(who), method.init(TASK)
     for round in range(1, method.rounds + 1):
         cohort: list[int] = []
         for phase in method.plan(round):
             cohort = choose(who, method, phase, round, cohort)
             exchange = engine.exchange(method, state, phase, round, cohort)
-            if exchange.mean is not None:
-                state = method.merge(state, exchange.mean, phase)
+            if exchange.update is not None:
+                state = method.merge(state, exchange.update, phase)
     return state
 
 
@@ -73,7 +76,7 @@ def test_engines_count_the_same_bytes(method: Method) -> None:
     for phase in method.plan(1):
         counts = []
         for engine in (LocalEngine(clients()), WireEngine(clients())):
-            exchange = engine.exchange(method, method.init(DIM, CLASSES, 0), phase, 1, [0, 1, 3])
+            exchange = engine.exchange(method, method.init(TASK), phase, 1, [0, 1, 3])
             counts.append((exchange.bytes_up, exchange.bytes_down, exchange.accepted))
         assert counts[0] == counts[1]
         assert bool(counts[0][0]) == bool(phase.sends)
@@ -138,7 +141,7 @@ def journaled(method: Method, engine: str, folder: Path, stop_after: int | None)
 
         journal.save = counted  # type: ignore[method-assign]
         loop = Loop(method, who, ENGINES[engine](who), log, journal, lambda state: 0.5)
-        state = loop.rounds(method.init(DIM, CLASSES, 0), set())
+        state = loop.rounds(method.init(TASK), set())
         kept = {f"{client}.{name}": value for client, mine in who.private.items() for name, value in mine.items()}
         return State({**state.shared, **kept}, state.server)
 
@@ -154,15 +157,15 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
         sent.append(reply)
         return reply
 
-    engine, state = WireEngine(who, listen), method.init(DIM, CLASSES, 0)
+    engine, state = WireEngine(who, listen), method.init(TASK)
     for round in (1, 2):
         for phase in method.plan(round):
             before = len(sent)
             cohort = [0, 1, 3]
             exchange = engine.exchange(method, state, phase, round, cohort)
             assert len(sent) - before == (len(cohort) if phase.sends else 0)
-            if exchange.mean is not None:
-                state = method.merge(state, exchange.mean, phase)
+            if exchange.update is not None:
+                state = method.merge(state, exchange.update, phase)
     everything = b"".join(sent)
     assert everything, "the method sends something"
     assert mark.tobytes() not in everything
@@ -196,7 +199,7 @@ def test_a_method_that_leaks_is_stopped_before_any_bytes(engine: type, under: st
     worker = WireEngine(who, lambda _, reply: sent.append(reply) or reply) if engine is WireEngine else engine(who)
     phase = replace(method.plan(1)[0], sends=sends)
     with pytest.raises(ValueError, match=f"must not send {under}"):
-        worker.exchange(method, method.init(DIM, CLASSES, 0), phase, 1, [0, 1, 3])
+        worker.exchange(method, method.init(TASK), phase, 1, [0, 1, 3])
     assert not sent
     assert not who.private
 
@@ -208,7 +211,7 @@ def test_a_refused_client_keeps_its_old_private_state() -> None:
     def spoil(client: str, reply: bytes) -> bytes:
         return reply[:-4] + np.float32(np.nan).tobytes() if client == "site-1" else reply
 
-    state, phase = method.init(DIM, CLASSES, 0), method.plan(1)[0]
+    state, phase = method.init(TASK), method.plan(1)[0]
     exchange = WireEngine(who, spoil).exchange(method, state, phase, 1, [0, 1, 3])
     assert [refusal.client for refusal in exchange.refused] == ["site-1"]
     assert sorted(who.private) == [0, 3]
@@ -232,9 +235,12 @@ def test_the_size_of_a_stack_does_not_change_the_numbers(cache: int, monkeypatch
 
 def test_the_order_of_the_cohort_does_not_change_the_reference() -> None:
     method, who = VARIANTS["fedavg"], clients()
-    state, phase = method.init(DIM, CLASSES, 0), method.plan(1)[0]
-    means = [WireEngine(who).exchange(method, state, phase, 1, cohort).mean for cohort in ([0, 1, 3, 5], [5, 3, 1, 0])]
-    close(means[0] or {}, means[1] or {"none": torch.ones(1)}, "")
+    state, phase = method.init(TASK), method.plan(1)[0]
+    orders = [0, 1, 3, 5], [5, 3, 1, 0]
+    one, other = (WireEngine(who).exchange(method, state, phase, 1, order).update for order in orders)
+    assert one is not None
+    assert other is not None
+    close(one.mean, other.mean, "")
 
 
 def test_cohorts() -> None:

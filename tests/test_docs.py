@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedkeel as fk
-from federations import CLASSES, DIM, clients
+from federations import CLASSES, DIM, TASK, clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.method import METHODS
@@ -69,7 +69,7 @@ def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
         assert fk.run(out=tmp_path / "run", resume=True).digest == result.digest
     finally:
         METHODS.pop("smooth", None)
-    assert method.init(DIM, CLASSES, 0).shared["head.weight"].shape == (CLASSES, DIM)
+    assert method.init(TASK).shared["head.weight"].shape == (CLASSES, DIM)
 
 
 def test_commands_in_the_text_are_real() -> None:

@@ -18,6 +18,7 @@ from fedkeel.data.partition import Manifest, split
 from fedkeel.data.shifts import long_tail, noisy_labels
 from fedkeel.engines.base import Clients
 from fedkeel.errors import FedkeelError
+from fedkeel.method import from_settings
 from fedkeel.models.prepare import as_rows
 
 
@@ -47,7 +48,7 @@ class Federation:
     def clients(self, seed: int) -> Clients:
         """The clients with their encoded rows, not yet prepared."""
         rows, labels = as_rows(self.features.train), torch.from_numpy(self.labels)
-        return Clients(self.manifest.names, rows, labels, self.manifest.train, seed)
+        return Clients(self.manifest.names, rows, labels, self.manifest.train, seed, self.dataset.classes)
 
     def test_rows(self) -> tuple[Tensor, Tensor, Ownership | None]:
         """(encoded rows, labels, who owns which): the clients' own test rows if they kept some, else the source's."""
@@ -85,4 +86,19 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
     if not len(manifest.train.rows):
         raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
-    return Federation(dataset, manifest, encoded, labels)
+    federation = Federation(dataset, manifest, encoded, labels)
+    counts = federation.label_counts()
+    check_seen(counts, dataset)
+    from_settings(experiment.method).check(counts, manifest.names)
+    return federation
+
+
+def check_seen(label_counts: np.ndarray, dataset: Dataset) -> None:
+    """A class that is tested must be held by a client: no head could ever learn it."""
+    tested = np.bincount(dataset.test_labels, minlength=dataset.classes)
+    unseen = np.flatnonzero((label_counts.sum(0) == 0) & (tested > 0))
+    if len(unseen):
+        raise FedkeelError(
+            f"class {dataset.class_names[unseen[0]]!r} has {tested[unseen[0]]} test rows but no training rows at any "
+            f"client ({len(unseen)} such classes): change the partition or data.limit, or leave it out of the data"
+        )

@@ -54,6 +54,7 @@ class Journal:
     def save(self, point: Checkpoint) -> None:
         tensors = {f"shared/{name}": value for name, value in point.state.shared.items()}
         tensors |= {f"server/{name}": value for name, value in point.state.server.items()}
+        tensors |= {f"told/{name}": value for name, value in point.state.told.items()}
         for client, tree in point.private.items():
             tensors |= {f"private/{client}/{name}": value for name, value in tree.items()}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
@@ -88,7 +89,7 @@ class Journal:
             if name.startswith("private/"):
                 _, client, rest = name.split("/", 2)
                 private.setdefault(int(client), {})[rest] = value
-        state = State(_scope(tensors, "shared/"), _scope(tensors, "server/"))
+        state = State(_scope(tensors, "shared/"), _scope(tensors, "server/"), _scope(tensors, "told/"))
         return Checkpoint(about["round"], about["index"], state, private)
 
 

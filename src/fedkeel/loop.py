@@ -13,7 +13,7 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.events import Log
 from fedkeel.journal import Checkpoint, Journal
-from fedkeel.method import Method, Phase, State
+from fedkeel.method import Method, Phase, State, Task
 from fedkeel.methods.centre import MEAN, Centre
 
 ENGINES: dict[str, Callable[[Clients], Engine]] = {"local": LocalEngine, "wire": WireEngine}
@@ -44,8 +44,8 @@ class Loop:
                 if (round, index) <= (done.round, done.index):
                     continue
                 exchange = self.engine.exchange(self.method, state, phase, round, cohort)
-                if exchange.mean is not None:
-                    state = self.method.merge(state, exchange.mean, phase)
+                if exchange.update is not None:
+                    state = self.method.merge(state, exchange.update, phase)
                 record(self.log, exchange, phase, round, index)
                 self.journal.save(Checkpoint(round, index, state, self.clients.private))
             if round not in logged:
@@ -73,12 +73,12 @@ def record(log: Log, exchange: Exchange, phase: Phase, round: int, index: int) -
 def federated_mean(clients: Clients, engine: Engine, log: Log) -> Tensor:
     """The mean feature of all training rows: one exchange before round 1, on record as round 0."""
     centre = Centre()
-    state = centre.init(clients.x.shape[1], 0, clients.seed)
+    state = centre.init(Task(clients.x.shape[1], 0, len(clients.names), clients.seed))
     cohort: list[int] = []
     for index, phase in enumerate(centre.plan(0)):
         cohort = choose(clients, centre, phase, 0, cohort)
         exchange = engine.exchange(centre, state, phase, 0, cohort)
-        if exchange.mean is not None:
-            state = centre.merge(state, exchange.mean, phase)
+        if exchange.update is not None:
+            state = centre.merge(state, exchange.update, phase)
         record(log, exchange, phase, 0, index)
     return state.shared[MEAN]

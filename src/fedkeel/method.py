@@ -6,14 +6,16 @@ an engine may run many clients at once by mapping these functions over a stack, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedkeel.errors import unknown
+from fedkeel.errors import FedkeelError, unknown
 from fedkeel.optim import SGD, AdamW, Optim
 from fedkeel.tree import Tree, select
 
@@ -27,10 +29,14 @@ class Phase:
     """Prefixes of the tensors that move locally."""
     sends: tuple[str, ...] = ()
     """Prefixes of the tensors that leave the client; () = nothing does."""
+    gets: tuple[str, ...] | None = None
+    """Prefixes of the server's tensors that go down to the client; None = all."""
     uniform: tuple[str, ...] = ()
     """Prefixes averaged with equal weights instead of by example count."""
-    cohort: Literal["sample", "same", "all"] = "sample"
-    """Who takes part: a fresh sample, the cohort of the phase before, or everybody."""
+    each: tuple[str, ...] = ()
+    """Prefixes that reach the server client by client instead of averaged."""
+    cohort: Literal["sample", "same", "all", "once"] = "sample"
+    """Who takes part: a fresh sample, the cohort of the phase before, everybody, or the next of those who never did."""
     epochs: int = 1
     """Passes over the client's rows; 0 = no training, the client calls ``measure`` instead."""
     batch: int = 32
@@ -43,12 +49,18 @@ class Phase:
     """The gate refuses an update longer than this."""
 
 
+TOLD = "told."
+
+
 @dataclass(frozen=True)
 class State:
-    """What the server holds: parameters that go down and come up, and state of its own that may go down."""
+    """What the server holds: parameters that go down and come up, and state of its own."""
 
     shared: Tree
     server: Tree = field(default_factory=dict)
+    """May go down as well; no part of the finished model."""
+    told: Tree = field(default_factory=dict)
+    """One row per client, names starting with ``told.``: each client is told its own row only."""
 
     @property
     def down(self) -> Tree:
@@ -56,12 +68,41 @@ class State:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What a method's first state depends on."""
+
+    dim: int
+    classes: int
+    clients: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the server got from the clients it accepted in one exchange."""
+
+    mean: Tree
+    """The weighted mean of what was sent."""
+    each: Tree
+    """The names in ``Phase.each``: one entry per client, in the order of ``clients``."""
+    clients: Tensor
+    rows: Tensor
+    """How many training rows each of the clients has."""
+    round: int
+
+
+@dataclass(frozen=True)
 class Visit:
-    """What a client knows while it works: what came down, what it keeps for itself, and the phase."""
+    """What a client knows while it works; in a stack of clients ``mine``, ``told``, ``counts`` have one more axis."""
 
     down: Tree
     mine: Tree
     phase: Phase
+    round: int = 1
+    counts: Tensor = field(default_factory=lambda: torch.empty(0))
+    """How many of the client's rows belong to each class."""
+    told: Tree = field(default_factory=dict)
+    """What the server told this client alone."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +131,19 @@ class Method(BaseModel):
     rounds: int = Field(50, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
-    epochs: int = Field(3, ge=1)
-    """passes over a client's rows per round"""
-    batch: int = Field(50, ge=1)
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: float = Field(0.01, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    """of sgd"""
-    weight_decay: float = Field(1e-4, ge=0)
-
-    @property
-    def optim(self) -> Optim:
-        if self.optimizer == "sgd":
-            return SGD(self.lr, self.momentum, self.weight_decay)
-        return AdamW(self.lr, self.weight_decay)
 
     # ---- on the server
 
-    def init(self, dim: int, classes: int, seed: int) -> State:
+    def check(self, label_counts: np.ndarray, names: Sequence[str]) -> None:
+        """Raise an error, in one line, if the method cannot work on clients that hold these rows of each class."""
+        able = int((label_counts.sum(1) > 0).sum())
+        if sampled(self.participation, able) < 1:
+            raise FedkeelError(
+                f"method.participation = {self.participation:g} of {able} clients with rows samples nobody: "
+                f"at least {1 / able:.3g} is needed"
+            )
+
+    def init(self, task: Task) -> State:
         """The state before round 1."""
         raise NotImplementedError
 
@@ -115,10 +151,9 @@ class Method(BaseModel):
         """The exchanges of a round (from 1), in order."""
         raise NotImplementedError
 
-    def merge(self, state: State, mean: Tree, phase: Phase) -> State:
-        """The new state, given the weighted mean of what the clients sent."""
-        shared = {name: value + mean[name] if name in mean else value for name, value in state.shared.items()}
-        return State(shared, state.server)
+    def merge(self, state: State, update: Update, phase: Phase) -> State:
+        """The new state, given what the clients sent."""
+        return replace(state, shared=added(state.shared, update.mean))
 
     # ---- on a client
 
@@ -143,8 +178,8 @@ class Method(BaseModel):
         sends = {name: value - visit.down[name] for name, value in select(params, visit.phase.sends).items()}
         return sends, {name: params.get(name, value) for name, value in visit.mine.items()}
 
-    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> Tree:
-        """What to send in a phase without training, from all rows of the client."""
+    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        """(what to send, the new private state) in a phase without training, from all rows of the client."""
         raise NotImplementedError
 
     # ---- for whoever uses the model
@@ -158,6 +193,25 @@ class Method(BaseModel):
         return logits.softmax(-1)
 
 
+class Trained(Method):
+    """A method whose clients train with one of the usual optimizers."""
+
+    epochs: int = Field(3, ge=1)
+    """passes over a client's rows per round"""
+    batch: int = Field(50, ge=1)
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """of sgd"""
+    weight_decay: float = Field(1e-4, ge=0)
+
+    @property
+    def optim(self) -> Optim:
+        if self.optimizer == "sgd":
+            return SGD(self.lr, self.momentum, self.weight_decay)
+        return AdamW(self.lr, self.weight_decay)
+
+
 def outgoing(sends: Tree, visit: Visit) -> Tree:
     """What may leave the client: exactly the names the phase sends, none of them private. Checked before any bytes."""
     for name in sends:
@@ -166,6 +220,16 @@ def outgoing(sends: Tree, visit: Visit) -> Tree:
                 f"phase {visit.phase.name!r} must not send {name}: it sends {visit.phase.sends or 'nothing'}"
             )
     return sends
+
+
+def sampled(participation: float, able: int) -> int:
+    """How many of the clients that are able to take part do."""
+    return int(participation * able + 0.5)
+
+
+def added(tree: Tree, moved: Tree) -> Tree:
+    """The tree, moved where there is a move."""
+    return {name: value + moved[name] if name in moved else value for name, value in tree.items()}
 
 
 METHODS: dict[str, type[Method]] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from federations import CLASSES, DIM, clients
+from federations import TASK, clients
 from fedkeel.aggregate.gate import refused_in_stack
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.message import Down, Up, decode, encode
@@ -59,7 +59,7 @@ FAULTS = {
 @pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_bad_update_is_named_and_leaves_no_trace(spoil, reason: str, method: str) -> None:  # type: ignore[no-untyped-def]
     how = METHODS[method](batch=8, bias=True)
-    state, phase = how.init(DIM, CLASSES, 0), how.plan(1)[0]
+    state, phase = how.init(TASK), how.plan(1)[0]
 
     def transport(client: str, reply: bytes) -> bytes:
         return encode(spoil(decode(reply))) if client == "site-1" else reply
@@ -67,24 +67,24 @@ def test_a_bad_update_is_named_and_leaves_no_trace(spoil, reason: str, method: s
     faulty = WireEngine(clients(), transport).exchange(how, state, phase, 1, [0, 1, 3, 6])
     without = WireEngine(clients()).exchange(how, state, phase, 1, [0, 3, 6])
     assert [(refusal.client, reason in refusal.reason) for refusal in faulty.refused] == [("site-1", True)]
-    assert faulty.mean is not None
-    assert without.mean is not None
-    assert digest(faulty.mean) == digest(without.mean)
+    assert faulty.update is not None
+    assert without.update is not None
+    assert digest(faulty.update.mean) == digest(without.update.mean)
 
 
 @pytest.mark.parametrize("reply", [b"", b"garbage", b"\x80\x04\x95pickle"])
 def test_bytes_that_are_no_message(reply: bytes) -> None:
     how = METHODS["fedavg"](batch=8, bias=True)
     engine = WireEngine(clients(), lambda client, data: reply if client == "site-3" else data)
-    exchange = engine.exchange(how, how.init(DIM, CLASSES, 0), how.plan(1)[0], 1, [0, 3])
+    exchange = engine.exchange(how, how.init(TASK), how.plan(1)[0], 1, [0, 3])
     assert [refusal.client for refusal in exchange.refused] == ["site-3"]
 
 
 def test_everybody_refused_changes_nothing() -> None:
     how = METHODS["fedavg"](batch=8, bias=True)
     engine = WireEngine(clients(), lambda client, data: b"")
-    exchange = engine.exchange(how, how.init(DIM, CLASSES, 0), how.plan(1)[0], 1, [0, 3])
-    assert exchange.mean is None
+    exchange = engine.exchange(how, how.init(TASK), how.plan(1)[0], 1, [0, 3])
+    assert exchange.update is None
     assert exchange.accepted == 0
 
 
@@ -100,14 +100,14 @@ def test_the_fast_engine_refuses_too_and_leaves_no_trace() -> None:
     """The update of site-1 diverges; the mean is bit-equal to that of a run in which its reply never counted."""
     how, marked = Diverging(batch=8, bias=True), clients()
     marked.x[marked.rows(1)] = 1e7
-    state, phase = how.init(DIM, CLASSES, 0), how.plan(1)[0]
+    state, phase = how.init(TASK), how.plan(1)[0]
     faulty = LocalEngine(marked).exchange(how, state, phase, 1, [0, 1, 3, 6])
     assert [(refusal.client, refusal.reason) for refusal in faulty.refused] == [("site-1", "head.weight holds NaN")]
     assert faulty.accepted == 3
     without = LocalEngine(clients()).exchange(METHODS["fedavg"](batch=8, bias=True), state, phase, 1, [0, 3, 6])
-    assert faulty.mean is not None
-    assert without.mean is not None
-    assert digest(faulty.mean) == digest(without.mean)
+    assert faulty.update is not None
+    assert without.update is not None
+    assert digest(faulty.update.mean) == digest(without.update.mean)
 
 
 def test_reasons_in_a_stack() -> None:

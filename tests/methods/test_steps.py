@@ -10,7 +10,7 @@ from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Method, State
+from fedkeel.method import Method, State, Task
 from fedkeel.methods.centre import Centre
 from fedkeel.methods.fedavg import FedAvg
 from fedkeel.methods.ova_lp import OvaLP
@@ -24,13 +24,13 @@ Y = np.array([0, 1, 1])
 def two_clients() -> Clients:
     """Client a owns row 0, client b rows 1 and 2."""
     owned = Ownership.of_lists([np.array([0]), np.array([1, 2])])
-    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0)
+    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0, classes=2)
 
 
 def one_round(method: Method, engine: type, classes: int = 3) -> State:
-    state, phase = method.init(2, classes, 0), method.plan(1)[0]
-    mean = engine(two_clients()).exchange(method, state, phase, 1, [0, 1]).mean
-    return method.merge(state, mean, phase)
+    state, phase = method.init(Task(2, classes, 2, 0)), method.plan(1)[0]
+    update = engine(two_clients()).exchange(method, state, phase, 1, [0, 1]).update
+    return method.merge(state, update, phase)
 
 
 @ENGINES
@@ -82,13 +82,13 @@ def test_adamw_s_first_step_is_the_learning_rate(engine: type) -> None:
 def test_centre_is_the_mean_of_all_rows(engine: type) -> None:
     """The weighted mean of client means is the mean of the rows: ((1, 0) + (0, 2) + (3, 1)) / 3 = (4/3, 1)."""
     method, clients = Centre(), two_clients()
-    state = method.init(2, 0, 0)
+    state = method.init(Task(2, 0, 2, 0))
     ask, tell = method.plan(0)
     exchange = engine(clients).exchange(method, state, ask, 0, [0, 1])
-    state = method.merge(state, exchange.mean, ask)
+    state = method.merge(state, exchange.update, ask)
     torch.testing.assert_close(state.shared["mean"], torch.tensor([4 / 3, 1.0]))
     told = engine(clients).exchange(method, state, tell, 0, [0, 1])
-    assert told.mean is None
+    assert told.update is None
     assert told.bytes_up == 0
     assert told.bytes_down > 2 * 8
 

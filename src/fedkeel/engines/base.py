@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from fedkeel.aggregate.gate import Refusal
 from fedkeel.data.ownership import Ownership
-from fedkeel.method import Method, Phase, State
+from fedkeel.method import Method, Phase, State, Update, sampled
 from fedkeel.rng import generator
-from fedkeel.tree import Tree
+from fedkeel.tree import Tree, select
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Clients:
     y: Tensor
     owned: Ownership
     seed: int
+    classes: int
     private: dict[int, Tree] = field(default_factory=dict)
     """Only of clients that were visited, and only for methods that keep something."""
 
@@ -35,12 +37,17 @@ class Clients:
     def rows(self, client: int) -> Tensor:
         return torch.from_numpy(self.owned.of(client))
 
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many rows of each class each client has."""
+        return torch.from_numpy(self.owned.label_counts(self.y.numpy(), self.classes)).float()
+
 
 @dataclass(frozen=True)
 class Exchange:
     """What came of one phase on one cohort."""
 
-    mean: Tree | None
+    update: Update | None
     """None if nothing was sent or nothing was accepted."""
     accepted: int
     refused: list[Refusal]
@@ -56,15 +63,23 @@ class Engine(Protocol):
 
 
 def choose(clients: Clients, method: Method, phase: Phase, round: int, before: list[int]) -> list[int]:
-    """The cohort of a phase: clients without rows never take part."""
+    """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have."""
     able = np.flatnonzero(clients.owned.sizes).tolist()
     if phase.cohort == "same":
         return before
-    if phase.cohort == "all" or method.participation == 1.0:
+    if phase.cohort == "all" or (phase.cohort == "sample" and method.participation == 1.0):
         return able
-    count = max(1, int(method.participation * len(able) + 0.5))
+    count = max(1, sampled(method.participation, len(able)))
+    if phase.cohort == "once":
+        order = generator(clients.seed, "cohort", phase.name).permutation(able)
+        return sorted(order[(round - 1) * count : round * count].tolist())
     drawn = generator(clients.seed, "cohort", round, phase.name).choice(able, size=count, replace=False)
     return sorted(drawn.tolist())
+
+
+def going_down(state: State, phase: Phase) -> Tree:
+    """What every client of the phase receives alike."""
+    return state.down if phase.gets is None else select(state.down, phase.gets)
 
 
 def visited(sizes: np.ndarray, phase: Phase) -> np.ndarray:

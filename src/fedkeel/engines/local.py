@@ -7,17 +7,18 @@ and moments to stay in the processor's cache; stacking a whole federation is slo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.aggregate.gate import Refusal, refused_in_stack
-from fedkeel.aggregate.mean import WeightedMean
-from fedkeel.engines.base import Clients, Exchange, one_batch, schedule, steps_of, visited
+from fedkeel.aggregate.gather import Gather
+from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
 from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
@@ -34,7 +35,7 @@ class LocalEngine:
     def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         sizes = self.clients.owned.sizes
         expected = select(state.down, phase.sends) if phase.sends else {}
-        mean = WeightedMean(expected, phase)
+        gather = Gather(expected, phase, round)
         refused: list[Refusal] = []
         client_seconds = server_seconds = 0.0
         for group in self.stacks(method, state, phase, cohort):
@@ -47,18 +48,19 @@ class LocalEngine:
                     refused.append(Refusal(self.clients.names[client], reasons[index]))
                     continue  # what the client learnt for itself is dropped with the update it belongs to
                 if sends:
-                    mean.add(unstack(sends, index), float(sizes[client]))
+                    gather.add(client, unstack(sends, index), float(sizes[client]))
                 if kept:
                     self.clients.private[client] = unstack(kept, index)
             client_seconds += replied - started
             server_seconds += perf_counter() - replied
         started = perf_counter()
-        result = mean.result()
+        update = gather.result() if phase.sends else None
         server_seconds += perf_counter() - started
         up = self.bytes_up(expected, phase, round, cohort) if phase.sends else 0
-        down = len(cohort) * size(Down(round, phase.name, state.down))
+        told = unstack(state.told, 0)
+        down = len(cohort) * size(Down(round, phase.name, {**going_down(state, phase), **told}))
         accepted = len(cohort) - len(refused)
-        return Exchange(result, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
+        return Exchange(update, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
 
     def bytes_up(self, expected: Tree, phase: Phase, round: int, cohort: Sequence[int]) -> int:
         """What the updates would take on the wire: they differ by the length of the client's name only."""
@@ -67,10 +69,10 @@ class LocalEngine:
 
     def stacks(self, method: Method, state: State, phase: Phase, cohort: Sequence[int]) -> Iterator[list[int]]:
         """The cohort in groups to work on at once, most steps first."""
-        if phase.epochs == 0:
+        if phase.epochs == 0 or not cohort:
             yield from ([client] for client in cohort)
             return
-        trained = method.begin(Visit(state.down, method.private(state), phase))
+        trained = method.begin(first_of(self.visit(method, state, phase, 1, [cohort[0]])))
         each = 4 * sum(tensor.numel() * tensor.element_size() for tensor in trained.values())
         width = max(1, CACHE_BYTES // each)
         steps = steps_of(self.clients.owned.sizes[list(cohort)], phase)
@@ -80,45 +82,65 @@ class LocalEngine:
 
     def work(self, method: Method, state: State, phase: Phase, round: int, group: list[int]) -> tuple[Tree, Tree]:
         """What the clients of a group do: (what they send, what they keep), both stacked."""
-        mine = stack([self.clients.mine(client, method, state) for client in group])
+        visit = self.visit(method, state, phase, round, group)
         if phase.epochs == 0:
             rows = self.clients.rows(group[0])
-            visit = Visit(state.down, unstack(mine, 0), phase)
-            measured = method.measure(self.clients.x[rows], self.clients.y[rows], visit)
-            return stack([outgoing(measured, visit)]), mine
-        params = stacked_begin(method, state.down, mine, phase, len(group))
-        steps = self.train(method, params, state.down, mine, phase, round, group)
-        sends, kept = torch.vmap(lambda p, s, m: method.end(p, s, Visit(state.down, m, phase)))(params, steps, mine)
-        return outgoing(sends, Visit(state.down, mine, phase)), kept
+            alone = first_of(visit)
+            measured, kept = method.measure(self.clients.x[rows], self.clients.y[rows], alone)
+            return stack([outgoing(measured, alone)]), stack([kept])
+        params = {name: value.clone() for name, value in mapped(method.begin, visit).items()}
+        steps = self.train(method, params, visit, group)
+        sends, kept = mapped(lambda one, p, s: method.end(p, s, one), visit, params, steps)
+        return outgoing(sends, visit), kept
 
-    def train(
-        self, method: Method, params: Tree, down: Tree, mine: Tree, phase: Phase, round: int, group: list[int]
-    ) -> Tensor:
+    def visit(self, method: Method, state: State, phase: Phase, round: int, group: list[int]) -> Visit:
+        """What the clients of a group know, stacked."""
+        mine = stack([self.clients.mine(client, method, state) for client in group])
+        told = {name: value[group] for name, value in state.told.items()}
+        return Visit(going_down(state, phase), mine, phase, round, self.clients.counts[group], told)
+
+    def train(self, method: Method, params: Tree, whole: Visit, group: list[int]) -> Tensor:
         """Train the stack in place; gives the steps of each client."""
-        adjusts = type(method).adjust is not Method.adjust
+        phase, adjusts = whole.phase, type(method).adjust is not Method.adjust
         names = list(params)
         slots = phase.optim.slots([params[name] for name in names])
-        index, weight, u, active = stacked_schedule(self.clients, group, round, phase)
+        index, weight, u, active = stacked_schedule(self.clients, group, whole.round, phase)
         for step, running in enumerate(active.tolist()):
             now = {name: value[:running] for name, value in params.items()}
-            visit = Visit(down, {name: value[:running] for name, value in mine.items()}, phase)
+            visit = first_of(whole, running)
             picked = index[step, :running]
             x = self.clients.x.index_select(0, picked.reshape(-1)).view(*picked.shape, -1)
             batch = Batch(x, self.clients.y[picked], weight[step, :running], u[step, :running])
             grads = gradients(method, now, batch, visit)
             if adjusts:
-                grads = mapped_adjust(method, grads, now, batch, visit)
+                grads = adjusted(method, grads, now, batch, visit)
             moments = [[moment[:running] for moment in kind] for kind in slots]
             phase.optim.step([now[name] for name in names], [grads[name] for name in names], moments, step + 1)
         return torch.from_numpy(steps_of(self.clients.owned.sizes[group], phase)).float()
 
 
-def stacked_begin(method: Method, down: Tree, mine: Tree, phase: Phase, width: int) -> Tree:
-    if not mine:
-        start = method.begin(Visit(down, {}, phase))
-        return {name: value.expand(width, *value.shape).clone() for name, value in start.items()}
-    start = torch.vmap(lambda m: method.begin(Visit(down, m, phase)))(mine)
-    return {name: value.clone() for name, value in start.items()}
+def first_of(visit: Visit, count: int | None = None) -> Visit:
+    """The visit of the first few clients of a stack; without a count that of the first one, no stack."""
+    which = 0 if count is None else slice(count)
+    mine, told = ({name: value[which] for name, value in tree.items()} for tree in (visit.mine, visit.told))
+    return replace(visit, mine=mine, told=told, counts=visit.counts[which])
+
+
+def mapped(function: Callable[..., Any], visit: Visit, *stacked: Any) -> Any:
+    """A function of one client's visit, and of more that is stacked, for every client of the stack."""
+
+    def one(mine: Tree, told: Tree, counts: Tensor, *parts: Any) -> Any:
+        return function(replace(visit, mine=mine, told=told, counts=counts), *parts)
+
+    return torch.vmap(one)(visit.mine, visit.told, visit.counts, *stacked)
+
+
+def adjusted(method: Method, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    return dict(mapped(lambda one, g, p, b: method.adjust(g, p, Batch(*b), one), visit, grads, params, parts(batch)))
+
+
+def parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return batch.x, batch.y, batch.weight, batch.u
 
 
 def stacked_schedule(
@@ -145,9 +167,10 @@ def stacked_schedule(
 
 
 def gradients(method: Method, params: Tree, batch: Batch, visit: Visit) -> Tree:
-    if isinstance(method, LinearProbe):
+    if isinstance(method, LinearProbe) and type(method).loss is LinearProbe.loss:
         return head_gradients(method, params, batch, visit)
-    return mapped_gradients(method, params, batch, visit)
+    gradient = torch.func.grad(lambda params, one, b: method.loss(params, Batch(*b), one))
+    return dict(mapped(lambda one, p, b: gradient(p, one, b), visit, params, parts(batch)))
 
 
 def head_gradients(method: LinearProbe, params: Tree, batch: Batch, visit: Visit) -> Tree:
@@ -159,21 +182,3 @@ def head_gradients(method: LinearProbe, params: Tree, batch: Batch, visit: Visit
     residual = method.residual(logits, batch, visit).mul_(batch.weight.unsqueeze(-1))
     grads = {WEIGHT: torch.bmm(residual.transpose(1, 2), batch.x), BIAS: residual.sum(1)}
     return {name: grads[name] for name in params}
-
-
-def mapped_gradients(method: Method, params: Tree, batch: Batch, visit: Visit) -> Tree:
-    """Gradients of any loss, mapped over the stack."""
-
-    def one(params: Tree, x: Tensor, y: Tensor, weight: Tensor, u: Tensor, mine: Tree) -> Tensor:
-        return method.loss(params, Batch(x, y, weight, u), Visit(visit.down, mine, visit.phase))
-
-    mapped = torch.vmap(torch.func.grad(one))
-    return dict(mapped(params, batch.x, batch.y, batch.weight, batch.u, visit.mine))
-
-
-def mapped_adjust(method: Method, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
-    def one(grads: Tree, params: Tree, x: Tensor, y: Tensor, weight: Tensor, u: Tensor, mine: Tree) -> Tree:
-        return method.adjust(grads, params, Batch(x, y, weight, u), Visit(visit.down, mine, visit.phase))
-
-    mapped = torch.vmap(one)
-    return dict(mapped(grads, params, batch.x, batch.y, batch.weight, batch.u, visit.mine))

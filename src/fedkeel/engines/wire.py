@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedkeel.aggregate.gate import Refusal, refusal
-from fedkeel.aggregate.mean import WeightedMean
-from fedkeel.engines.base import Clients, Exchange, schedule
+from fedkeel.aggregate.gather import Gather
+from fedkeel.engines.base import Clients, Exchange, going_down, schedule
 from fedkeel.engines.message import Down, Up, decode, encode
 from fedkeel.errors import BadMessage
-from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
-from fedkeel.tree import Tree, select
+from fedkeel.method import TOLD, Batch, Method, Phase, State, Visit, outgoing
+from fedkeel.tree import Tree, select, unstack
 
 Transport = Callable[[str, bytes], bytes]
 
@@ -33,14 +33,17 @@ class WireEngine:
 
     def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         expected = select(state.down, phase.sends) if phase.sends else {}
-        mean = WeightedMean(expected, phase)
+        gather = Gather(expected, phase, round)
         refused: list[Refusal] = []
         up = down = 0
         client_seconds = server_seconds = 0.0
-        request = encode(Down(round, phase.name, state.down))
+        everybody = encode(Down(round, phase.name, going_down(state, phase)))
         for client in cohort:
             started = perf_counter()
             name, rows = self.clients.names[client], len(self.clients.owned.of(client))
+            request = everybody
+            if state.told:
+                request = encode(Down(round, phase.name, {**going_down(state, phase), **unstack(state.told, client)}))
             reply, mine = self.work(method, decode(request), phase, client, self.clients.mine(client, method, state))
             replied = perf_counter()
             client_seconds += replied - started
@@ -57,22 +60,24 @@ class WireEngine:
                     refused.append(Refusal(name, reason))
                     continue  # what the client learnt for itself is dropped with the update it belongs to
                 assert isinstance(message, Up)
-                mean.add(message.arrays, message.weight)
+                gather.add(client, message.arrays, message.weight)
             if mine:
                 self.clients.private[client] = mine
             server_seconds += perf_counter() - replied
         started = perf_counter()
-        result = mean.result()
+        update = gather.result() if phase.sends else None
         server_seconds += perf_counter() - started
         accepted = len(cohort) - len(refused)
-        return Exchange(result, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
+        return Exchange(update, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
 
     def work(self, method: Method, request: Down | Up, phase: Phase, client: int, mine: Tree) -> tuple[Up, Tree]:
         """What the client does: (its reply, what it keeps)."""
-        clients, visit = self.clients, Visit(request.arrays, mine, phase)
+        clients, told = self.clients, select(request.arrays, (TOLD,))
+        down = {name: value for name, value in request.arrays.items() if name not in told}
+        visit = Visit(down, mine, phase, request.round, clients.counts[client], told)
         if phase.epochs == 0:
             rows = clients.rows(client)
-            sends, kept = method.measure(clients.x[rows], clients.y[rows], visit), mine
+            sends, kept = method.measure(clients.x[rows], clients.y[rows], visit)
         else:
             params = {name: value.clone().requires_grad_() for name, value in method.begin(visit).items()}
             optimizer = phase.optim.torch(list(params.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedkeel.method import Method, Phase, State, Visit
+from fedkeel.method import Method, Phase, State, Task, Visit
 from fedkeel.tree import Tree
 
 MEAN = "mean"
@@ -20,13 +20,13 @@ class Centre(Method):
 
     name = "centre"
 
-    def init(self, dim: int, classes: int, seed: int) -> State:
-        return State({MEAN: torch.zeros(dim)})
+    def init(self, task: Task) -> State:
+        return State({MEAN: torch.zeros(task.dim)})
 
     def plan(self, round: int) -> list[Phase]:
         ask = Phase("mean", sends=(MEAN,), cohort="all", epochs=0)
         tell = Phase("tell-mean", cohort="same", epochs=0)
         return [ask, tell]
 
-    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> Tree:
-        return {MEAN: x.mean(0)} if visit.phase.sends else {}
+    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        return {MEAN: x.mean(0)} if visit.phase.sends else {}, {}
