@@ -59,7 +59,7 @@ FAULTS = {
 @pytest.mark.parametrize(("spoil", "reason"), FAULTS.values(), ids=FAULTS.keys())
 def test_a_bad_update_is_named_and_leaves_no_trace(spoil, reason: str, method: str) -> None:  # type: ignore[no-untyped-def]
     how = METHODS[method](batch=8, bias=True)
-    state, phase = how.init(TASK), how.plan(1)[0]
+    state, phase = how.start(TASK), how.plan(1)[0]
 
     def transport(client: str, reply: bytes) -> bytes:
         return encode(spoil(decode(reply))) if client == "site-1" else reply
@@ -76,14 +76,14 @@ def test_a_bad_update_is_named_and_leaves_no_trace(spoil, reason: str, method: s
 def test_bytes_that_are_no_message(reply: bytes) -> None:
     how = METHODS["fedavg"](batch=8, bias=True)
     engine = WireEngine(clients(), lambda client, data: reply if client == "site-3" else data)
-    exchange = engine.exchange(how, how.init(TASK), how.plan(1)[0], 1, [0, 3])
+    exchange = engine.exchange(how, how.start(TASK), how.plan(1)[0], 1, [0, 3])
     assert [refusal.client for refusal in exchange.refused] == ["site-3"]
 
 
 def test_everybody_refused_changes_nothing() -> None:
     how = METHODS["fedavg"](batch=8, bias=True)
     engine = WireEngine(clients(), lambda client, data: b"")
-    exchange = engine.exchange(how, how.init(TASK), how.plan(1)[0], 1, [0, 3])
+    exchange = engine.exchange(how, how.start(TASK), how.plan(1)[0], 1, [0, 3])
     assert exchange.update is None
     assert exchange.accepted == 0
 
@@ -100,7 +100,7 @@ def test_the_fast_engine_refuses_too_and_leaves_no_trace() -> None:
     """The update of site-1 diverges; the mean is bit-equal to that of a run in which its reply never counted."""
     how, marked = Diverging(batch=8, bias=True), clients()
     marked.x[marked.rows(1)] = 1e7
-    state, phase = how.init(TASK), how.plan(1)[0]
+    state, phase = how.start(TASK), how.plan(1)[0]
     faulty = LocalEngine(marked).exchange(how, state, phase, 1, [0, 1, 3, 6])
     assert [(refusal.client, refusal.reason) for refusal in faulty.refused] == [("site-1", "head.weight holds NaN")]
     assert faulty.accepted == 3

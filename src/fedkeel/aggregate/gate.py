@@ -61,7 +61,8 @@ def _bad_values(message: Up, phase: Phase) -> str | None:
 
 def refused_in_stack(stacked: Tree, phase: Phase) -> dict[int, str]:
     """The same check of values for a stack of updates that were never on a wire: index in the stack -> reason."""
-    lengths: list[Tensor] = [torch.linalg.vector_norm(array.flatten(1), dim=1) for array in stacked.values()]
+    flat = [array.reshape(len(array), -1) for array in stacked.values()]
+    lengths: list[Tensor] = [torch.linalg.vector_norm(array, dim=1) for array in flat]
     norms = torch.linalg.vector_norm(torch.stack(lengths).double(), dim=0)
     bad = ~(norms <= phase.max_norm)  # also true for NaN and for Inf
     if not bad.any():

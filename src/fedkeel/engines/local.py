@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedkeel.aggregate.gate import Refusal, refused_in_stack
 from fedkeel.aggregate.gather import Gather
+from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
 from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
@@ -69,7 +70,7 @@ class LocalEngine:
 
     def stacks(self, method: Method, state: State, phase: Phase, cohort: Sequence[int]) -> Iterator[list[int]]:
         """The cohort in groups to work on at once, most steps first."""
-        if phase.epochs == 0 or not cohort:
+        if phase.epochs == 0 or method.reads == "inputs" or not cohort:
             yield from ([client] for client in cohort)
             return
         trained = method.begin(first_of(self.visit(method, state, phase, 1, [cohort[0]])))
@@ -83,11 +84,13 @@ class LocalEngine:
     def work(self, method: Method, state: State, phase: Phase, round: int, group: list[int]) -> tuple[Tree, Tree]:
         """What the clients of a group do: (what they send, what they keep), both stacked."""
         visit = self.visit(method, state, phase, round, group)
-        if phase.epochs == 0:
-            rows = self.clients.rows(group[0])
-            alone = first_of(visit)
-            measured, kept = method.measure(self.clients.x[rows], self.clients.y[rows], alone)
-            return stack([outgoing(measured, alone)]), stack([kept])
+        if phase.epochs == 0 or method.reads == "inputs":
+            one, rows = first_of(visit), self.clients.rows(group[0])
+            if phase.epochs == 0:
+                sends, kept = method.measure(self.clients.x[rows], self.clients.y[rows], one)
+            else:
+                sends, kept = alone.train(method, self.clients, group[0], one)
+            return stack([outgoing(sends, one)]), stack([kept])
         params = {name: value.clone() for name, value in mapped(method.begin, visit).items()}
         steps = self.train(method, params, visit, group)
         sends, kept = mapped(lambda one, p, s: method.end(p, s, one), visit, params, steps)

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from fedkeel.aggregate.gate import Refusal, refusal
 from fedkeel.aggregate.gather import Gather
-from fedkeel.engines.base import Clients, Exchange, going_down, schedule
+from fedkeel.engines import alone
+from fedkeel.engines.base import Clients, Exchange, going_down
 from fedkeel.engines.message import Down, Up, decode, encode
 from fedkeel.errors import BadMessage
-from fedkeel.method import TOLD, Batch, Method, Phase, State, Visit, outgoing
+from fedkeel.method import TOLD, Method, Phase, State, Visit, outgoing
 from fedkeel.tree import Tree, select, unstack
 
 Transport = Callable[[str, bytes], bytes]
@@ -79,31 +76,6 @@ class WireEngine:
             rows = clients.rows(client)
             sends, kept = method.measure(clients.x[rows], clients.y[rows], visit)
         else:
-            params = {name: value.clone().requires_grad_() for name, value in method.begin(visit).items()}
-            optimizer = phase.optim.torch(list(params.values()))
-            steps = 0
-            for rows_now, u in schedule(clients, client, request.round, phase):
-                self.step(method, params, optimizer, as_batch(clients, rows_now, u), visit)
-                steps += 1
-            trained = {name: value.detach() for name, value in params.items()}
-            sends, kept = method.end(trained, torch.tensor(float(steps)), visit)
+            sends, kept = alone.train(method, clients, client, visit)
         weight = float(len(clients.owned.of(client)))
         return Up(request.round, phase.name, clients.names[client], weight, outgoing(sends, visit)), kept
-
-    def step(self, method: Method, params: Tree, optimizer: torch.optim.Optimizer, batch: Batch, visit: Visit) -> None:
-        optimizer.zero_grad()
-        method.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
-        detached = {name: value.detach() for name, value in params.items()}
-        grads = {name: gradient(value) for name, value in params.items()}
-        for name, grad in method.adjust(grads, detached, batch, visit).items():
-            params[name].grad = grad
-        optimizer.step()
-
-
-def gradient(value: Tensor) -> Tensor:
-    return torch.zeros_like(value) if value.grad is None else value.grad
-
-
-def as_batch(clients: Clients, rows: np.ndarray, u: np.ndarray) -> Batch:
-    index = torch.from_numpy(rows)
-    return Batch(clients.x[index], clients.y[index], torch.full((len(rows),), 1.0 / len(rows)), torch.from_numpy(u))

@@ -1,0 +1,56 @@
+"""What all methods that tune a transformer share: a softmax head on features that the method's own parameters shape.
+
+A method adds ``adapters``, its parameters at the start, and ``adapted``, what they do to the frozen network. The head
+starts at zero (our choice, as for the heads on frozen features). Inputs, not features, are read in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.method import Batch, Phase, State, Task, Trained, Visit
+from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
+from fedkeel.models.losses import softmax_rows
+from fedkeel.tree import Tree
+
+PART = 64
+"""Rows that are predicted at once."""
+
+
+class Tuned(Trained):
+    reads: ClassVar[Literal["features", "inputs"]] = "inputs"
+    batch: int = Field(32, ge=1)
+    epochs: int = Field(1, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    tokens: int = Field(128, ge=2)
+    """of a text, read at most this many tokens"""
+
+    def adapters(self, task: Task) -> Tree:
+        """The method's own parameters at the start."""
+        raise NotImplementedError
+
+    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+        """What the parameters do to the network: arguments of ``Inputs.features``."""
+        raise NotImplementedError
+
+    def start(self, task: Task) -> State:
+        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
+        return State({**self.adapters(task), **head})
+
+    def plan(self, round: int) -> list[Phase]:
+        return [Phase("train", trains=("",), sends=("",), epochs=self.epochs, batch=self.batch, optim=self.optim)]
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        whole = {**visit.down, **visit.mine, **params}
+        return batch.mean(softmax_rows(self.logits(whole, batch.x), batch.y))
+
+    def logits(self, params: Tree, x: Any) -> Tensor:
+        return logits(params, x.features(**self.adapted(params, x)))
+
+    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+        return torch.cat([self.logits({**state.shared, **mine}, part) for part in x.parts(PART)])

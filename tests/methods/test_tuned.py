@@ -1,0 +1,207 @@
+"""Methods that train inside a transformer, against products, loops and derivatives worked out another way."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backbones import LENGTH, WIDTH, WORDS, reading, small_bert
+from federations import CLASSES, clients
+from fedkeel.engines.local import LocalEngine
+from fedkeel.errors import FedkeelError
+from fedkeel.method import METHODS, Batch, Method, State, Update, Visit, find
+from fedkeel.methods.fft_moe import FFTMoE
+from fedkeel.methods.flora import Flora
+from fedkeel.methods.frlora import FRLora
+from fedkeel.methods.lora import Lora
+from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.rng import generator
+from fedkeel.tree import Tree
+
+find("fedavg")
+
+
+def rows(count: int = 6) -> Inputs:
+    ids = generator(1, "rows").integers(1, WORDS, (count, LENGTH))
+    return small_bert().inputs(list(ids), LENGTH)
+
+
+def noise(like: Tree, scale: float = 0.1) -> Tree:
+    """The same names and shapes with keyed random values."""
+    return {k: torch.from_numpy(generator(2, k).normal(scale=scale, size=v.shape)).float() for k, v in like.items()}
+
+
+def started(method: Method) -> State:
+    return method.start(reading(clients(), CLASSES)[1])
+
+
+def trained(method: Method, cohort: list[int]) -> tuple[State, Update]:
+    """The state before a round, and what came up in it."""
+    who, task = reading(clients(), CLASSES)
+    state, phase = method.start(task), method.plan(1)[0]
+    update = LocalEngine(who).exchange(method, state, phase, 1, cohort).update
+    assert update is not None
+    return state, update
+
+
+def with_weights(backbone: Backbone, weights: Tree) -> Tensor:
+    """Features of a copy of the network whose weights were really overwritten."""
+    network = copy.deepcopy(backbone.whole.network)
+    for name, value in weights.items():
+        network.get_parameter(name).copy_(value)
+    x = rows()
+    inputs = x.read(x.index.numpy())
+    mask = inputs["attention_mask"].unsqueeze(2).float()
+    return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+
+def test_lora_is_the_network_with_w_plus_s_b_a() -> None:
+    """Also FLoRA and FRLoRA, whose weights carry what was merged before."""
+    for method in (Lora(rank=3, alpha=6.0), Flora(rank=3, alpha=6.0), FRLora(rank=3, alpha=6.0)):
+        params = noise(started(method).shared)
+        names = small_bert().attention
+        assert len(names) == 4, "query and value of two blocks"
+        expected = {
+            name: small_bert().weight(name)
+            + 2.0 * params[f"B.{index:02d}"] @ params[f"A.{index:02d}"]
+            + params.get(f"merged.{index:02d}", torch.tensor(0.0))
+            for index, name in enumerate(names)
+        }
+        with torch.no_grad():
+            ours = rows().features(**method.adapted(params, rows()))
+            torch.testing.assert_close(ours, with_weights(small_bert(), expected))
+
+
+@pytest.mark.parametrize("name", ["lora", "flora", "frlora", "fedsa-lora", "fft-moe"])
+def test_before_training_the_features_are_the_pretrained_ones(name: str) -> None:
+    """B = 0, U = 0, or W_0 - s B_0 A_0 + s B_0 A_0: every one of them starts from the network as it is."""
+    method = METHODS[name]()
+    state = started(method)
+    with torch.no_grad():
+        ours = rows().features(**method.adapted({**state.shared, **method.private(state)}, rows()))
+        torch.testing.assert_close(ours, rows().features(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lora", "flora", "frlora", "fft-moe", "pfpt"])
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    """(L(w + h) - L(w - h)) / 2h in float64 along a random direction. Expert choices do not change within h."""
+    method, x = METHODS[name](), rows()
+    double = replace(x.backbone, whole=copy.deepcopy(x.backbone.whole).double())
+    network = double.whole.network
+
+    def apply(inputs: dict[str, Tensor]) -> Tensor:
+        mask = inputs["attention_mask"].unsqueeze(2).double()
+        return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+    double.whole._features = apply
+    x = Inputs(double, x.read, x.index)
+    params = {k: v.double().requires_grad_() for k, v in noise(started(method).shared, 0.3).items()}
+    batch = Batch(x, torch.arange(6) % CLASSES, torch.full((6,), 1 / 6).double(), torch.empty(0))  # type: ignore[arg-type]
+    visit = Visit({}, {}, method.plan(1)[0])
+    method.loss(params, batch, visit).backward()
+    along = {k: torch.from_numpy(generator(3, k).normal(size=v.shape)) for k, v in params.items()}
+    slope = sum(float((v.grad * along[k]).sum()) for k, v in params.items())  # type: ignore[operator]
+    with torch.no_grad():
+        up, down = (
+            float(method.loss({k: v + h * along[k] for k, v in params.items()}, batch, visit)) for h in (1e-6, -1e-6)
+        )
+    assert slope == pytest.approx((up - down) / 2e-6, rel=1e-5)
+
+
+def test_flora_merges_the_mean_of_the_products() -> None:
+    """sum_k (n_k / n) B_k A_k exactly, which the product of the means is not; then the adapters start anew."""
+    method = Flora(rank=4, alpha=8.0, ranks=(4, 2), lr=0.05, batch=8)
+    state, update = trained(method, [0, 1, 3])
+    after = method.merge(state, update, method.plan(1)[0])
+    p = np.array([23, 8, 50]) / 81
+    for index in ("00", "03"):
+        a = state.shared[f"A.{index}"] + update.each[f"A.{index}"]
+        b = update.each[f"B.{index}"]
+        expected = 2.0 * sum(p[k] * b[k].double().numpy() @ a[k].double().numpy() for k in range(3))
+        np.testing.assert_allclose(after.shared[f"merged.{index}"], expected, atol=1e-7)
+        averaged = 2.0 * np.tensordot(p, b.numpy(), 1) @ np.tensordot(p, a.numpy(), 1)
+        assert np.abs(averaged - expected).max() > 1e-3, "averaging the factors is something else"
+        assert not after.shared[f"B.{index}"].any()
+        assert (after.shared[f"A.{index}"] != state.shared[f"A.{index}"]).all()
+
+
+def test_flora_s_small_clients_stay_small() -> None:
+    """Clients 1 and 3 have rank 2: their further rows of A and columns of B are zero after training, too."""
+    method = Flora(rank=4, ranks=(4, 2), lr=0.05, batch=8, epochs=2)  # a head at zero passes no gradient on
+    state, update = trained(method, [0, 1, 3])
+    a, b = state.shared["A.00"] + update.each["A.00"], update.each["B.00"]
+    assert a[0].abs().sum(1).min() > 0
+    assert b[0].abs().sum(0).min() > 0
+    for small in (1, 2):
+        assert not a[small, 2:].any()
+        assert not b[small, :, 2:].any()
+        assert b[small, :, :2].any()
+
+
+def test_flora_refuses_ranks_beyond_its_own() -> None:
+    with pytest.raises(FedkeelError, match=r"method.ranks = \(16,\): expected ranks from 1 to method.rank = 8"):
+        Flora(ranks=(16,))
+
+
+def test_frlora_merges_the_residual_and_starts_again() -> None:
+    method = FRLora(rank=4, alpha=8.0, lr=0.01, batch=8)
+    state, update = trained(method, [0, 1, 3])
+    after = method.merge(state, update, method.plan(1)[0])
+    a0, b0 = state.shared["A.01"], state.shared["B.01"]
+    u, s, vt = np.linalg.svd(small_bert().weight(small_bert().attention[1]).double().numpy())
+    np.testing.assert_allclose((b0 @ a0).numpy(), (u[:, :4] * s[:4] / 2.0) @ vt[:4], atol=1e-6)
+    a, b = a0 + update.mean["A.01"], b0 + update.mean["B.01"]
+    torch.testing.assert_close(after.shared["merged.01"], state.shared["merged.01"] + 2.0 * (b @ a - b0 @ a0))
+    assert torch.equal(after.shared["A.01"], a0)
+    assert torch.equal(after.shared["B.01"], b0)
+
+
+def test_fedsa_lora_s_global_model_is_the_frozen_network() -> None:
+    """No B ever leaves, so with whatever A there is nothing to add; a client's own model has its B."""
+    method = METHODS["fedsa-lora"]()
+    state = started(method)
+    state = State(noise(state.shared))
+    assert not [name for name in state.shared if name.startswith("B.")]
+    with torch.no_grad():
+        expected = rows().features() @ state.shared["head.weight"].T + state.shared["head.bias"]
+        torch.testing.assert_close(method.predict(state, {}, rows()), expected)  # type: ignore[arg-type]
+        own = method.predict(state, noise(method.private(state)), rows())  # type: ignore[arg-type]
+    assert (own - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_a_mixture_of_experts_token_by_token(top: int) -> None:
+    """g = softmax(W_R x); the chosen experts' U gelu(D x) count with their gates; M sum f P is the load balance."""
+    method, loads = FFTMoE(experts=3, rank=2, top=top), []
+    params = {k: v.double() for k, v in noise(started(method).shared, 0.8).items()}
+    x = torch.from_numpy(generator(4, "tokens").normal(size=(2, 5, WIDTH)))
+    ours = method.mixture(params, 1, loads)(x).numpy()
+    router, down, up = (params[f"moe.01.{part}"].numpy() for part in ("router", "down", "up"))
+    share, gates_sum = np.zeros(3), np.zeros(3)
+    for i in range(2):
+        for j in range(5):
+            token = x[i, j].numpy()
+            gates = np.exp(router @ token) / np.exp(router @ token).sum()
+            chosen = np.argsort(-gates)[:top]
+            inside = [torch.nn.functional.gelu(torch.from_numpy(down[m] @ token)).numpy() for m in chosen]
+            expected = sum(gates[m] * up[m] @ h for m, h in zip(chosen, inside, strict=True))
+            np.testing.assert_allclose(ours[i, j], expected, atol=1e-12)
+            share[chosen] += 1 / (10 * top)
+            gates_sum += gates / 10
+    assert float(loads[0]) == pytest.approx(3 * (share * gates_sum).sum())
+
+
+def test_pfpt_s_server_matches_before_it_averages() -> None:
+    """Two clients hold the same two prompts in opposite order: the mean would be one prompt twice, 0 and 0."""
+    method = METHODS["pfpt"](prompts=2)
+    state = started(method)
+    truth = torch.stack([torch.ones(WIDTH), -torch.ones(WIDTH)])
+    theirs = torch.stack([truth, truth.flip(0)]) - state.shared["prompts"]
+    mean = {name: torch.zeros_like(value) for name, value in state.shared.items() if name != "prompts"}
+    update = Update(mean, {"prompts": theirs}, torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 1)
+    torch.testing.assert_close(method.merge(state, update, method.plan(1)[0]).shared["prompts"], truth)
