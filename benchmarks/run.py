@@ -39,7 +39,7 @@ def machine_limit(seconds: float = 1.0) -> float:
 def measure(work: Workload) -> dict[str, float | str]:
     clients, x_test, y_test = work.federation()
     method, engine = work.method, LocalEngine(clients)
-    start = method.init(work.task)
+    start = method.start(work.task)
     ours = theirs = start
     fast, plain = [], []
     for round in range(1, REPEATS + 1):  # taken in turns, so that a busy neighbour slows down both
@@ -84,7 +84,7 @@ def memory_beyond_data(name: str) -> float:
 def one_round_alone(work: Workload) -> float:
     clients, x_test, y_test = work.federation()
     method = work.method
-    state, phase = method.init(work.task), method.plan(1)[0]
+    state, phase = method.start(work.task), method.plan(1)[0]
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
     before = peak_memory_mb()
     exchange = LocalEngine(clients).exchange(method, state, phase, 1, choose(clients, method, phase, 1, []))

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients
-from fedkeel.method import Batch, Phase, State, Task, Trained, Update, Visit, added
+from fedkeel.engines.base import Clients, choose
+from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.wire import WireEngine
+from fedkeel.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
 from fedkeel.optim import SGD
@@ -16,7 +18,7 @@ from fedkeel.rng import generator
 from fedkeel.tree import Tree
 
 DIM, CLASSES = 6, 4
-TASK = Task(DIM, CLASSES, clients=7, seed=0)
+TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130)
 
 
 def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -> Clients:
@@ -30,44 +32,15 @@ def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -
     return Clients(names, torch.from_numpy(x), torch.from_numpy(y), owned, seed, CLASSES)
 
 
-class ControlVariates(Trained):
-    """SCAFFOLD's shape: a server tree that goes down, a private tree, corrected gradients, a uniform mean.
-
-    y <- y - lr (g - c_i + c); c_i+ = c_i - c + (x - y) / (K lr); c += mean(c_i+ - c_i) over all clients.
-    """
-
-    name = "control-variates"
-
-    def init(self, task: Task) -> State:
-        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
-        return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in head.items()})
-
-    def private(self, state: State) -> Tree:
-        return {f"ci.{name}": torch.zeros_like(value) for name, value in state.shared.items()}
-
-    def plan(self, round: int) -> list[Phase]:
-        return [Phase("train", ("head.",), ("head.", "c."), uniform=("c.",), epochs=2, batch=8, optim=SGD(self.lr))]
-
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        return batch.mean(softmax_rows(logits(params, batch.x), batch.y))
-
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
-        return {name: g - visit.mine[f"ci.{name}"] + visit.down[f"c.{name}"] for name, g in grads.items()}
-
-    def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        sends, mine = {}, {}
-        for name, value in params.items():
-            moved = value - visit.down[name]
-            mine[f"ci.{name}"] = visit.mine[f"ci.{name}"] - visit.down[f"c.{name}"] - moved / (steps * self.lr)
-            sends[name] = moved
-            sends[f"c.{name}"] = mine[f"ci.{name}"] - visit.mine[f"ci.{name}"]
-        return sends, mine
-
-    def merge(self, state: State, update: Update, phase: Phase) -> State:
-        return State(added(state.shared, update.mean), added(state.server, update.mean))
-
-    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
-        return logits(state.shared, x)
+def played(method: Method, engine: LocalEngine | WireEngine, start: State, rounds: int = 1) -> State:
+    """The state after some rounds of one exchange each."""
+    state, who = start, engine.clients
+    for round in range(1, rounds + 1):
+        (phase,) = method.plan(round)
+        update = engine.exchange(method, state, phase, round, choose(who, method, phase, round, [])).update
+        assert update is not None
+        state = method.merge(state, update, phase)
+    return state
 
 
 class PersonalBias(Trained):
@@ -75,7 +48,7 @@ class PersonalBias(Trained):
 
     name = "personal-bias"
 
-    def init(self, task: Task) -> State:
+    def start(self, task: Task) -> State:
         return State({WEIGHT: torch.zeros(task.classes, task.dim)})
 
     def private(self, state: State) -> Tree:

@@ -21,7 +21,7 @@ def test_plain_loop_and_engine_agree(work: Workload) -> None:
     small = replace(work, clients=12, rows=30, dim=16, classes=5, test_rows=50)
     clients, x_test, y_test = small.federation()
     method = small.method
-    ours = theirs = method.init(small.task)
+    ours = theirs = method.start(small.task)
     for round in (1, 2):
         phase = method.plan(round)[0]
         exchange = LocalEngine(clients).exchange(method, ours, phase, round, choose(clients, method, phase, round, []))

@@ -69,7 +69,7 @@ def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
         assert fk.run(out=tmp_path / "run", resume=True).digest == result.digest
     finally:
         METHODS.pop("smooth", None)
-    assert method.init(TASK).shared["head.weight"].shape == (CLASSES, DIM)
+    assert method.start(TASK).shared["head.weight"].shape == (CLASSES, DIM)
 
 
 def test_commands_in_the_text_are_real() -> None:

@@ -5,7 +5,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkeel.api import Split, compare, encode, experiment, partition, predict, report, run
+    from fedkeel.api import (
+        Reproduction,
+        Split,
+        compare,
+        encode,
+        experiment,
+        partition,
+        predict,
+        recipes,
+        report,
+        reproduce,
+        run,
+    )
     from fedkeel.config import Experiment
     from fedkeel.errors import FedkeelError
     from fedkeel.federation import Watch
@@ -19,8 +31,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
-    "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Result", "Split",
-    "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "predict", "register", "report", "run",
+    "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Reproduction", "Result",
+    "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "predict", "recipes", "register",
+    "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = ("api", "config", "errors", "federation", "method", "methods.linear_probe", "optim", "result")
 

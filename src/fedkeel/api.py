@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkeel import events
-from fedkeel.config import Experiment, build
+from fedkeel.config import Experiment, build, given, laid
 from fedkeel.config import load as load_config
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import Figures, describe
@@ -23,11 +24,20 @@ from fedkeel.data.partition import PARTITIONS, Manifest
 from fedkeel.data.sources import SOURCES, load, load_rows
 from fedkeel.errors import FedkeelError, Stopped, unknown
 from fedkeel.federation import SILENT, Watch, assemble, divide
-from fedkeel.folder import CONFIG, begin, check, fresh, label, stored
+from fedkeel.folder import CONFIG, begin, check, fresh, stored
+from fedkeel.grid import Cell, cells
 from fedkeel.method import METHODS, Method, find, settings
 from fedkeel.models.encoders import ENCODERS
+from fedkeel.recipe import Recipe, Scale
+from fedkeel.recipe import find as find_recipe
+from fedkeel.recipe import recipes as all_recipes
+from fedkeel.reporting.beside import Ran, section
+from fedkeel.reporting.beside import text as beside_text
+from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
-from fedkeel.reporting.tables import IID, iid_twin
+from fedkeel.reporting.paper import PAPERS
+from fedkeel.reporting.paper import RECIPES as PUBLISHED
+from fedkeel.reporting.tables import iid_twin
 from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, Result
 from fedkeel.simulate import simulate
 
@@ -50,9 +60,13 @@ def experiment(config: Config = None, *, set: Iterable[str] = (), **sections: An
 
     ``experiment(method={"name": "fedavg", "rounds": 5}, run={"seed": 42})``; ``method`` may also be a Method.
     """
-    base = config.with_texts(set) if isinstance(config, Experiment) else load_config(config, set)
-    changes = {name: settings(value) if isinstance(value, Method) else value for name, value in sections.items()}
-    return build(changes, base=base.model_dump()) if changes else base
+    texts = list(set)
+    base = config.with_texts(texts) if isinstance(config, Experiment) else load_config(config, texts)
+    return build(_plain(sections), base=given(config, texts)) if sections else base
+
+
+def _plain(sections: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings(value) if isinstance(value, Method) else value for name, value in sections.items()}
 
 
 def run(
@@ -75,7 +89,9 @@ def run(
     )
 
 
-def _carry_out(exp: Experiment, folder: Path, resume: bool, watch: Watch, rows: Callable[[], Dataset]) -> Result:
+def _carry_out(
+    exp: Experiment, folder: Path, resume: bool, watch: Watch, rows: Callable[[], Dataset], page: bool = True
+) -> Result:
     """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
     try:
         check(folder, exp, resume)
@@ -83,7 +99,7 @@ def _carry_out(exp: Experiment, folder: Path, resume: bool, watch: Watch, rows: 
             federation = assemble(exp, rows(), watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
-        if not (folder / REPORT).exists():
+        if page and not (folder / REPORT).exists():
             build_page(with_twin(events.read(folder)), folder / REPORT)
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
@@ -121,25 +137,82 @@ def compare(
     watch: Watch = SILENT,
     **sections: Any,
 ) -> list[Result]:
-    """Run every method on every partition with every seed, and one report of them all; finished cells are kept."""
-    base, folder = experiment(config, set=set, **sections), Path(out)
-    iid_first = sorted(partitions, key=lambda kind: kind != IID)  # the others are set against it
-    cells = [
-        base.with_values({"method.name": method, "partition.kind": partition, "run.seed": seed})
-        for partition in iid_first
-        for method in methods
-        for seed in seeds
-    ]
-    rows = cache(lambda: load(base.data, notice=watch.notice))  # read once for all cells
-    results = []
-    for number, cell in enumerate(cells, 1):
-        watch.notice(f"{number}/{len(cells)} {label(cell)}")
-        try:
-            results.append(_carry_out(cell, folder / label(cell), True, watch, rows))
-        except Stopped:
-            raise Stopped(f"stopped in {label(cell)}: the same command continues there") from None
+    """Run every method on every partition with every seed, and one report of them all; finished cells are kept.
+
+    A method or partition may carry settings: ``ova-lp:stages=1``, ``dirichlet:alpha=0.1``.
+    """
+    texts, folder = list(set), Path(out)
+    base = laid(given(config, texts), _plain(sections))
+    build({}, base=given(config) | {"method": {}}, where=str(config))  # mistakes are told with where they were made
+    build({}, base=base | {"method": {}}, where="--set")
+    results = _carry_out_all(cells(base, methods, partitions, seeds), folder, watch, pages=True)
     report([result.folder for result in results], out=folder / REPORT)
     return results
+
+
+def _carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool) -> list[Result]:
+    """Run or continue the cells of a grid, each in its folder; with a page for each of them if asked."""
+    rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))  # read once for the cells that share it
+    results = []
+    for number, cell in enumerate(grid, 1):
+        watch.notice(f"{number}/{len(grid)} {cell.label}")
+        data = cell.experiment.data
+        try:
+            results.append(_carry_out(cell.experiment, folder / cell.label, True, watch, partial(rows, data), pages))
+        except Stopped:
+            raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
+    return results
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe that was run: its page, and what it has beside the paper as plain text."""
+
+    page: Path
+    text: str
+    results: list[Result]
+
+
+def reproduce(
+    name: str,
+    *,
+    scale: Scale = "laptop",
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    set: Iterable[str] = (),
+    watch: Watch = SILENT,
+) -> Reproduction:
+    """Run a recipe, and set the paper's numbers beside ours on one page; finished cells are kept."""
+    recipe, folder, texts = find_recipe(name), Path(out or f"runs/reproduce/{name}-{scale}"), list(set)
+    if scale not in recipe.scales:
+        raise unknown(f"scale of {name}", scale, recipe.scales)
+    plan = recipe.scales[scale]
+    # All cells before any of them runs: mistakes are told first.
+    grids = [(grid, grid.cells(seeds or grid.seeds or plan.seeds, texts)) for grid in plan.grids]
+    parts, ran, results = [], [], []
+    for grid, cells_of_it in grids:
+        watch.notice(f"{grid.title}:")
+        done = _carry_out_all(cells_of_it, folder / grid.name, watch, pages=False)
+        records = [result.record for result in done]
+        parts.append(Part(grid.title, records))
+        ran += [
+            Ran(grid.column or grid.title, str(cell.method), str(cell.partition), record, iid_twin(record, records))
+            for cell, record in zip(cells_of_it, records, strict=True)
+        ]
+        results += done
+    claimed, opening = PUBLISHED.get(name, ()), ""
+    if recipe.paper is not None:
+        opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran)
+    command = f"fedkeel reproduce {name} --scale {scale}"
+    command += f" --seeds {','.join(map(str, seeds))}" if seeds else ""
+    command += f" --set {shlex.join(texts)}" if texts else ""
+    page = write(book(recipe.title, recipe.about, command, recipe.notes, opening, parts), folder / REPORT)
+    return Reproduction(page, beside_text(claimed, ran), results)
+
+
+def recipes() -> dict[str, Recipe]:
+    """Every recipe that ``reproduce`` knows, by name."""
+    return all_recipes()
 
 
 def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Split:
@@ -157,13 +230,13 @@ def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SIL
 
 
 def report(runs: Sequence[str | Path], *, out: str | Path) -> Path:
-    """Build the page of runs, or of all runs in a folder of ``compare``, from their event files alone."""
+    """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
     return build_page([events.read(folder) for folder in folders], Path(out))
 
 
 def _run_folders(path: Path) -> list[Path]:
-    inside = sorted(path.glob(f"*/{EVENTS}"))
+    inside = sorted([*path.glob(f"*/{EVENTS}"), *path.glob(f"*/*/{EVENTS}")])
     return [found.parent for found in inside] if inside and not (path / EVENTS).exists() else [path]
 
 

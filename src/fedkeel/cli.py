@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -102,12 +102,13 @@ def compare(
 ) -> None:
     """Run a grid of methods, partitions and seeds, with one table and one report.
 
-    Finished cells are not run again, an interrupted one continues. R is the share of the accuracy on the
-    iid partition that a run retains, so include iid.
+    A method or partition may carry settings of its own, as in ova-lp:stages=1. Finished cells are not run again, an
+    interrupted one continues. R is the share of the accuracy on the iid partition that a run retains, so include iid.
 
     For example:
 
         fedkeel compare study.toml --methods fedavg,ova-lp --partitions iid,shard-1,bernoulli-dirichlet --seeds 0,42
+        fedkeel compare --methods fedavg,ova-lp:stages=1,ova-lp --partitions iid,dirichlet:alpha=0.1
         fedkeel compare --methods ova-lp --partitions iid,zipf --set method.rounds=10 --out runs/zipf
 
     Parameters
@@ -136,6 +137,57 @@ def compare(
         return
     print(as_text([result.record for result in results]))
     print(f"report: {out / 'report.html'}")
+
+
+@app.command
+def reproduce(
+    name: str | None = None,
+    /,
+    *,
+    scale: Literal["laptop", "paper"] = "laptop",
+    seeds: Annotated[str | None, Parameter(help="instead of the recipe's own, separated by commas")] = None,
+    set: Set = (),
+    out: Path | None = None,
+    list: Flag = False,
+) -> None:
+    """Run a recipe: a paper's figures and tables, with the paper's numbers beside ours on one page.
+
+    At the laptop scale data and encoders come with fedkeel or are fetched once; the paper scale takes its own from the
+    Hugging Face hub. Finished cells are not run again, an interrupted one continues.
+
+    For example:
+
+        fedkeel reproduce --list
+        fedkeel reproduce ova-lp/ablation
+        fedkeel reproduce ova-lp/ablation --seeds 0 --set method.rounds=10 --out runs/quick
+        fedkeel reproduce ova-lp/encoders --scale paper
+
+    Parameters
+    ----------
+    name
+        the recipe
+    scale
+        laptop ends within minutes on two cores; paper has the paper's data and encoders
+    out
+        folder of its runs; by default runs/reproduce/NAME-SCALE
+    list
+        list the recipes
+    """
+    from fedkeel import api
+    from fedkeel.screen import watched
+
+    if list:
+        _print_entries({name: f"{recipe.title} ({recipe.shows})" for name, recipe in api.recipes().items()})
+        return
+    if name is None:
+        raise FedkeelError("reproduce needs the name of a recipe, e.g. ova-lp/ablation: fedkeel reproduce --list")
+    with watched(console(), "reproducing") as watch:
+        numbers = None if seeds is None else _numbers(seeds)
+        done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
+    _tell_refusals(done.results)
+    if done.text:
+        print(done.text)
+    print(f"report: {done.page}")
 
 
 @app.command
@@ -257,7 +309,10 @@ def list_(what: Literal["methods", "partitions", "sources", "encoders"], /) -> N
     """
     from fedkeel import api
 
-    entries = api.catalogue(what)
+    _print_entries(api.catalogue(what))
+
+
+def _print_entries(entries: Mapping[str, str]) -> None:
     width = max(len(name) for name in entries)
     for name, line in entries.items():
         print(f"{name:<{width}}  {line}")

@@ -16,6 +16,8 @@ from fedkeel.errors import FedkeelError, unknown
 
 DEFAULT_METHOD = "ova-lp"
 Model = TypeVar("Model", bound=BaseModel)
+Said = dict[str, Any]
+"""Sections with some of their keys."""
 
 
 class Section(BaseModel):
@@ -26,7 +28,7 @@ class Data(Section):
     source: str = "newsgroups20"
     """newsgroups20, digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
     encoder: str = "auto"
-    """auto (what the source names), none, pixels, minilm, efficientnet-lite0 or hf:ID-or-folder"""
+    """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
     """which output of an hf: encoder is the feature"""
     features: Literal["centred", "l2", "raw"] = "centred"
@@ -73,6 +75,8 @@ class Run(Section):
     engine: Literal["local", "wire"] = "local"
     threads: int = Field(0, ge=0)
     """CPU threads; 0 = all cores"""
+    drift: bool = False
+    """measure after every round how far clients pull apart (linear heads only); the report then shows it"""
 
 
 class Experiment(Section):
@@ -95,41 +99,68 @@ class Experiment(Section):
 
     def with_values(self, values: Mapping[str, Any]) -> Experiment:
         """A copy with some dotted keys set, e.g. ``{"run.seed": 42}``."""
-        return build(_nest(values), base=self.model_dump())
+        return build(nested(values), base=self.said())
 
     def with_texts(self, overrides: Iterable[str]) -> Experiment:
         """A copy with ``key=value`` texts applied, as --set gives them."""
         changes = dict(_assignment(text) for text in overrides)
-        return build(_nest(changes), base=self.model_dump(), where="--set") if changes else self
+        return build(nested(changes), base=self.said(), where="--set") if changes else self
+
+    def said(self) -> Said:
+        """All sections, the method's without what is its default: another method has defaults of its own."""
+        from fedkeel.method import from_settings
+
+        own = from_settings(self.method).model_dump(exclude_defaults=True)
+        return {**self.model_dump(), "method": {"name": self.method["name"], **own}}
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment of a TOML file (None: all defaults) with ``key=value`` overrides on top."""
-    plain: dict[str, Any] = {}
-    if path is not None:
-        try:
-            plain = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise FedkeelError(f"there is no config file {path}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FedkeelError(f"{path} is not valid TOML: {error}") from None
-        except OSError as error:
-            raise FedkeelError(f"{path} cannot be read: {error.strerror}") from None
-    return build({}, base=plain, where=str(path)).with_texts(overrides)
+    experiment = build({}, base=_plain(path), where=str(path))
+    overrides = list(overrides)
+    return build({}, base=given(path, overrides), where="--set") if overrides else experiment
+
+
+def given(config: str | Path | Experiment | None, overrides: Iterable[str] = ()) -> Said:
+    """What a file or value and ``key=value`` texts say, without the defaults of what they leave out.
+
+    A method that is chosen later then comes with its own defaults instead of those of another one.
+    """
+    said = config.said() if isinstance(config, Experiment) else _plain(config)
+    return laid(said, nested(dict(_assignment(text) for text in overrides)))
+
+
+def _plain(path: str | Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedkeelError(f"there is no config file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedkeelError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise FedkeelError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, where: str = "config") -> Experiment:
     """An experiment from nested sections laid over others; every key and value is checked, the method's too."""
     from fedkeel.method import find, settings
 
-    merged = dict(base or {})
-    for section, values in changes.items():
-        merged[section] = _laid_over(section, merged.get(section) or {}, values)
-    experiment = _checked(Experiment, merged, where)
+    experiment = _checked(Experiment, laid(base or {}, changes), where)
     named = find(str(experiment.method.get("name", DEFAULT_METHOD)))
     fields = {key: value for key, value in experiment.method.items() if key != "name"}
     method = _checked(named, fields, where, prefix="method.")
+    if experiment.run.drift:
+        from fedkeel.metrics.drift import linear_head
+
+        linear_head(method)
     return experiment.model_copy(update={"method": settings(method)})
+
+
+def laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Said:
+    """Sections laid over others, key by key; a change of method drops the settings that only the old one has."""
+    return {**base, **{name: _laid_over(name, base.get(name) or {}, values) for name, values in changes.items()}}
 
 
 def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str, Any]:
@@ -171,21 +202,27 @@ def _assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")
+    return key.strip(), value_of(value)
+
+
+def value_of(text: str) -> Any:
+    """The value that a text stands for: what TOML reads it as, else the text itself."""
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return text.strip()
 
 
-def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+def nested(values: Mapping[str, Any]) -> Said:
+    """Dotted keys as sections: {"run.seed": 42} -> {"run": {"seed": 42}}."""
+    sections: Said = {}
     for key, value in values.items():
         section, dot, name = key.partition(".")
         if dot:
-            nested.setdefault(section, {})[name] = value
+            sections.setdefault(section, {})[name] = value
         else:
-            nested[section] = value
-    return nested
+            sections[section] = value
+    return sections
 
 
 def _without_none(value: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ class Record:
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
     """accuracy, per_class, per_client, per_client_basis, digest, seconds; None while the run is not finished"""
+    geometry: dict[str, Any] | None = None
+    """of the prepared training features: alignment, intra, inter, intra_distance, inter_distance"""
+    drift: list[dict[str, Any]] = field(default_factory=list)
+    """if run.drift is set: round (0 = before training), phase and what ``metrics.drift.Drift`` holds"""
 
     @property
     def method(self) -> str:
@@ -93,6 +98,8 @@ def read(folder: str | Path) -> Record:
     exchanges: dict[tuple[int, int], dict[str, Any]] = {}
     rounds: dict[int, dict[str, Any]] = {}
     end: dict[str, Any] | None = None
+    geometry: dict[str, Any] | None = None
+    drift: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
@@ -109,8 +116,14 @@ def read(folder: str | Path) -> Record:
                 rounds[event["round"]] = event
             case "end":
                 end = event
+            case "geometry":
+                geometry = event
+            case "drift":
+                drift[event["round"]] = event
     if start is None:
         raise FedkeelError(f"{path} has no start event: the run never began; run again")
-    return Record(
-        Path(folder), start, [exchanges[k] for k in sorted(exchanges)], [rounds[k] for k in sorted(rounds)], end
-    )
+    return Record(Path(folder), start, _in_order(exchanges), _in_order(rounds), end, geometry, _in_order(drift))
+
+
+def _in_order(events: Mapping[Any, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [events[key] for key in sorted(events)]

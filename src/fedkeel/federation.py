@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from fedkeel.data.shifts import long_tail, noisy_labels
 from fedkeel.engines.base import Clients
 from fedkeel.errors import FedkeelError
 from fedkeel.method import from_settings
+from fedkeel.methods.tuned import Tuned
+from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.models.encoders import open_encoder
 from fedkeel.models.prepare import as_rows
 
 
@@ -47,7 +51,7 @@ class Federation:
 
     def clients(self, seed: int) -> Clients:
         """The clients with their encoded rows, not yet prepared."""
-        rows, labels = as_rows(self.features.train), torch.from_numpy(self.labels)
+        rows, labels = _rows(self.features.train), torch.from_numpy(self.labels)
         return Clients(self.manifest.names, rows, labels, self.manifest.train, seed, self.dataset.classes)
 
     def test_rows(self) -> tuple[Tensor, Tensor, Ownership | None]:
@@ -57,7 +61,7 @@ class Federation:
         if inside is not None and self.manifest.test_rows == "train":
             encoded, labels = self.features.train[owned.rows], self.dataset.train_labels[owned.rows]
             inside = Ownership(owned.offsets, np.arange(len(owned.rows)))
-        return as_rows(encoded), torch.from_numpy(labels.astype(np.int64)), inside
+        return _rows(encoded), torch.from_numpy(labels.astype(np.int64)), inside
 
 
 def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray]:
@@ -83,14 +87,30 @@ def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> t
 def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> Federation:
     """Everything a run needs, with features encoded or taken from the cache."""
     manifest, labels = divide(experiment, dataset, watch)
-    encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
+    method = from_settings(experiment.method)
+    if isinstance(method, Tuned):
+        encoded = _to_be_read(experiment, dataset, method.tokens)
+    else:
+        encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
     if not len(manifest.train.rows):
         raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
     federation = Federation(dataset, manifest, encoded, labels)
     counts = federation.label_counts()
     check_seen(counts, dataset)
-    from_settings(experiment.method).check(counts, manifest.names)
+    method.check(counts, manifest.names)
     return federation
+
+
+def _to_be_read(experiment: Experiment, dataset: Dataset, tokens: int) -> Features:
+    """In the place of features the rows themselves, for a method that encodes them in every step."""
+    backbone = Backbone.of(open_encoder(experiment.data, dataset))
+    train: Any = backbone.inputs(dataset.train, tokens)
+    test: Any = backbone.inputs(dataset.test, tokens)
+    return Features(train, test, backbone.encoder, backbone.weights, backbone.transform, where="read when needed")
+
+
+def _rows(features: Any) -> Any:
+    return features if isinstance(features, Inputs) else as_rows(features)
 
 
 def check_seen(label_counts: np.ndarray, dataset: Dataset) -> None:

@@ -73,7 +73,7 @@ def record(log: Log, exchange: Exchange, phase: Phase, round: int, index: int) -
 def federated_mean(clients: Clients, engine: Engine, log: Log) -> Tensor:
     """The mean feature of all training rows: one exchange before round 1, on record as round 0."""
     centre = Centre()
-    state = centre.init(Task(clients.x.shape[1], 0, len(clients.names), clients.seed))
+    state = centre.start(Task(clients.x.shape[1], 0, len(clients.names), clients.seed))
     cohort: list[int] = []
     for index, phase in enumerate(centre.plan(0)):
         cohort = choose(clients, centre, phase, 0, cohort)

@@ -75,6 +75,10 @@ class Task:
     classes: int
     clients: int
     seed: int
+    rows: int = 0
+    """Training rows of all clients together."""
+    backbone: Any = None
+    """The ``Backbone`` of a method that reads inputs."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,10 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     name: ClassVar[str]
     paper: ClassVar[str]
+    reads: ClassVar[Literal["features", "inputs"]] = "features"
+    """What x is: encoded rows, or ``Inputs`` that the method encodes itself."""
+    personal: ClassVar[bool] = False
+    """Whether ``predict`` uses what a client keeps for itself: then each client has a model of its own."""
 
     rounds: int = Field(50, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
@@ -143,7 +151,7 @@ class Method(BaseModel):
                 f"at least {1 / able:.3g} is needed"
             )
 
-    def init(self, task: Task) -> State:
+    def start(self, task: Task) -> State:
         """The state before round 1."""
         raise NotImplementedError
 

@@ -20,8 +20,10 @@ from fedkeel.data.dataset import Kind
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record, read
 from fedkeel.method import Method, State, from_settings, settings
+from fedkeel.methods.tuned import Tuned
 from fedkeel.metrics.convergence import acc95_round
-from fedkeel.models.encoders import open_named
+from fedkeel.models.backbone import Backbone
+from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.prepare import Preparation, as_rows, prepare
 from fedkeel.tree import Tree, digest
 
@@ -78,13 +80,16 @@ class Model:
         """Features of new rows; the encoder must be the one the model was trained with."""
         if self.data["encoder"] == "none":
             return np.asarray(rows, dtype=np.float32)
+        return self.encoder(rows).encode(rows)
+
+    def encoder(self, rows: Sequence[Any] | np.ndarray) -> Encoder:
         encoder = open_named(self.data["encoder"], self.settings.pooling, self.kind, rows, "the input")
         if (encoder.weights, encoder.transform) != (self.data["weights"], self.data["transform"]):
             raise FedkeelError(
                 f"the encoder {encoder.name} is not the one this model was trained with (weights or preparation): "
                 "give that one, or train again"
             )
-        return encoder.encode(rows)
+        return encoder
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Probabilities (rows, classes) from encoded features."""
@@ -98,8 +103,16 @@ class Model:
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
         """(class name, score) of each new row: texts or images as the source had them, or encoded features (n, d)."""
+        if isinstance(self.method, Tuned):
+            inputs = Backbone.of(self.encoder(rows)).inputs(rows, self.method.tokens)
+            with torch.inference_mode():
+                scores = self.method.scores(self.method.predict(State(self.shared), {}, inputs)).numpy()
+            return self._named(scores)
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         scores = self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows))
+        return self._named(scores)
+
+    def _named(self, scores: np.ndarray) -> tuple[list[str], np.ndarray]:
         best = scores.argmax(1)
         return [self.class_names[index] for index in best], scores[np.arange(len(best)), best]
 

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedkeel.federation import Watch
 
 QUIET_SECONDS = 2.0
+LONGEST_HEADING = 80
+"""A longer notice is something to know, not the name of what runs now."""
 
 
 @contextmanager
@@ -35,7 +37,8 @@ def _bars(progress: Progress, title: str) -> Watch:
         progress.update(tasks[kind], completed=done, total=total, description=text)
 
     def notice(text: str) -> None:
-        heading[0] = text
+        if len(text) <= LONGEST_HEADING:
+            heading[0] = text
         progress.console.print(text, style="dim", highlight=False)
 
     return Watch(

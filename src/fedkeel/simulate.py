@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from fedkeel.events import Log, read
 from fedkeel.federation import Federation, Watch
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop, federated_mean
-from fedkeel.method import Method, State, from_settings
+from fedkeel.method import Method, State, Task, from_settings
 from fedkeel.metrics.accuracy import CLASS_MIX, OWN_ROWS, Evaluation, evaluate, per_client_mix, per_client_own
-from fedkeel.models.prepare import mean_energy, prepare
+from fedkeel.metrics.drift import drift, linear_head
+from fedkeel.metrics.geometry import geometry
+from fedkeel.models.prepare import Preparation, mean_energy, prepare
+from fedkeel.reporting.diagnostics import common_mean
 from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, summarise
 
 SHOWN_CLIENTS = 200
@@ -36,30 +40,55 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
 
 
 def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journal: Journal, watch: Watch) -> None:
-    method, how = from_settings(exp.method), exp.data.features
+    method = from_settings(exp.method)
+    how: Preparation = exp.data.features if method.reads == "features" else "raw"
     clients = federation.clients(exp.run.seed)
     engine = ENGINES[exp.run.engine](clients)
     shown = shown_clients(federation.manifest.train.sizes)
     x_test, y_test, own_rows = federation.test_rows()
-    if log.begun:
-        logged = {event["round"] for event in read(folder).rounds}
+    known = read(folder) if log.begun else None
+    logged = {event["round"] for event in known.rounds} if known else set()
+    if known:
         log.write("resume")
     else:
-        logged = set()
         data, who = about_data(federation, clients.x, len(y_test)), about_clients(federation, shown)
         log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+        if method.reads == "features" and (warning := common_mean(data["mean_energy"], data["source"], how)):
+            watch.notice(warning)
     mean = federated_mean(clients, engine, log) if how == "centred" else None
     prepare(clients.x, how, mean)
     prepare(x_test, how, mean)
+    if method.reads == "features" and (known is None or known.geometry is None):
+        # By the true classes, whatever labels the clients see.
+        labels, rows = torch.from_numpy(federation.dataset.train_labels.astype(np.int64)), clients.owned.rows
+        log.write("geometry", **asdict(geometry(clients.x, labels, torch.from_numpy(rows))))
+
+    drifted = {event["round"] for event in known.drift} if known else set()
+    # The loop evaluates each round that is not on record, in order.
+    unlogged = (round for round in range(1, method.rounds + 1) if round not in logged)
+
+    def record_drift(round: int, state: State) -> None:
+        """Of the heads after a round, under the loss that the next one trains."""
+        found = None if round in drifted else drift(linear_head(method), clients, state, min(round + 1, method.rounds))
+        if found:
+            log.write("drift", round=round, **asdict(found))
 
     def tested(state: State) -> Evaluation:
         return evaluate(lambda x: method.predict(state, {}, x), x_test, y_test)
 
     def accuracy(state: State) -> float:
+        if exp.run.drift:
+            record_drift(next(unlogged), state)
         return tested(state).accuracy
 
     loop = Loop(method, clients, engine, log, journal, accuracy, lambda t, acc: watch.round(t, method.rounds, acc))
-    state = loop.rounds(method.init(clients.x.shape[1], federation.dataset.classes, exp.run.seed), logged)
+    backbone = getattr(clients.x, "backbone", None)  # of rows that are read, not encoded
+    sizes = clients.x.shape[1], federation.dataset.classes, len(clients.names)
+    task = Task(*sizes, exp.run.seed, rows=len(clients.owned.rows), backbone=backbone)
+    start = method.start(task)
+    if exp.run.drift:
+        record_drift(0, start)
+    state = loop.rounds(start, logged)
 
     model = finished_model(exp, federation, method, state, mean)
     model.save(folder / MODEL)
@@ -88,7 +117,7 @@ def about_data(federation: Federation, x: Tensor, test_rows: int) -> dict[str, A
         "train_rows": len(manifest.train.rows),
         "test_rows": test_rows,
         "dim": x.shape[1],
-        "mean_energy": mean_energy(x),
+        "mean_energy": mean_energy(x) if isinstance(x, Tensor) else None,
         "manifest": manifest.hash,
     }
 

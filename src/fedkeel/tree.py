@@ -33,3 +33,18 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def unstack(tree: Tree, index: int) -> Tree:
     return {name: tensor[index] for name, tensor in tree.items()}
+
+
+def weighted(tree: Tree, weights: Tensor) -> Tree:
+    """The sum over the leading axis with these weights, in float64."""
+    return {name: torch.tensordot(weights.double(), value.double(), 1).to(value.dtype) for name, value in tree.items()}
+
+
+def put(prefix: str, tree: Tree) -> Tree:
+    """The tree under longer names."""
+    return {prefix + name: tensor for name, tensor in tree.items()}
+
+
+def take(prefix: str, tree: Tree) -> Tree:
+    """What was put under the prefix, under its own names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tree.items() if name.startswith(prefix)}

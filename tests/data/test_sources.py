@@ -376,6 +376,52 @@ def test_hf_texts_saved_to_disk(tmp_path: Path) -> None:
     assert "neither images nor texts" in fails(f"hf:{tmp_path / 'd'}", text_column="id")
 
 
+def coloured(columns: dict[str, Any], rows: int) -> Any:
+    """A ``datasets`` table of small pictures with the given columns of labels (their class names)."""
+    import datasets
+
+    content = next(name for name, classes in columns.items() if classes is None)
+    features = {content: datasets.Image()}
+    table: dict[str, Any] = {content: [{"bytes": png(i), "path": None} for i in range(rows)]}
+    for name, classes in columns.items():
+        if classes is not None:
+            features[name] = datasets.ClassLabel(names=classes)
+            table[name] = [i % len(classes) for i in range(rows)]
+    return datasets.Dataset.from_dict(table, features=datasets.Features(features))
+
+
+def test_hf_with_two_columns_of_labels_as_cifar100_has(tmp_path: Path) -> None:
+    """CIFAR-100 on the hub: img, fine_label and coarse_label, splits train and test."""
+    import datasets
+
+    columns = {"img": None, "fine_label": ["apple", "bear", "cup"], "coarse_label": ["fruit", "animal"]}
+    parts = {"train": coloured(columns, 12), "test": coloured(columns, 6)}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
+    line = fails(f"hf:{tmp_path / 'd'}")
+    assert "several columns of labels (fine_label, coarse_label): set data.label_column" in line
+    dataset = load(Data(source=f"hf:{tmp_path / 'd'}", label_column="fine_label"))
+    assert (dataset.kind, dataset.class_names) == ("images", ("apple", "bear", "cup"))
+    assert dataset.train_labels.tolist() == [0, 1, 2] * 4
+
+
+@pytest.mark.parametrize(
+    ("splits", "test_rows"),
+    [(["train", "valid"], 4), (["train", "validation"], 4), (["valid", "test", "train"], 5), (["train"], 2)],
+)
+def test_hf_test_rows_are_the_validation_split_where_there_is_no_test_split(
+    splits: list[str], test_rows: int, tmp_path: Path
+) -> None:
+    """TinyImageNet on the hub: image and label, splits train and valid. Without either a fifth is held out."""
+    import datasets
+
+    columns, rows = {"image": None, "label": ["n01", "n02"]}, {"train": 12, "test": 5}
+    parts = {name: coloured(columns, rows.get(name, 4)) for name in splits}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
+    dataset = load(Data(source=f"hf:{tmp_path / 'd'}"))
+    assert len(dataset.test) == len(dataset.test_labels) == test_rows
+    assert dataset.class_names == ("n01", "n02")
+
+
 def test_hf_images_are_read_one_by_one(tmp_path: Path) -> None:
     import datasets
 

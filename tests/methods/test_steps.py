@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
+from federations import CLASSES, DIM, TASK, clients
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
@@ -13,7 +15,8 @@ from fedkeel.engines.wire import WireEngine
 from fedkeel.method import Method, State, Task
 from fedkeel.methods.centre import Centre
 from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.ova_lp import OvaLP
+from fedkeel.methods.ova_lp import TAUS, OvaLP
+from fedkeel.models.ridge import GRID, row_sums, solve
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
 
@@ -24,11 +27,11 @@ Y = np.array([0, 1, 1])
 def two_clients() -> Clients:
     """Client a owns row 0, client b rows 1 and 2."""
     owned = Ownership.of_lists([np.array([0]), np.array([1, 2])])
-    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0, classes=2)
+    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0, classes=3)
 
 
-def one_round(method: Method, engine: type, classes: int = 3) -> State:
-    state, phase = method.init(Task(2, classes, 2, 0)), method.plan(1)[0]
+def one_round(method: Method, engine: type, classes: int = 3, rows: int = 3) -> State:
+    state, phase = method.start(Task(2, classes, 2, 0, rows)), method.plan(1)[0]
     update = engine(two_clients()).exchange(method, state, phase, 1, [0, 1]).update
     return method.merge(state, update, phase)
 
@@ -71,6 +74,51 @@ def test_ova_lp_one_stage(engine: type) -> None:
 
 
 @ENGINES
+def test_ova_lp_by_evidence(engine: type) -> None:
+    """The updates are those of ``one_stage``. Evidence e_c = n_c + (n - n_c) / 2: a has one row of class 0: (1, .5, .5);
+    b two rows of class 1: (1, 2, 1). Row by row, W = (e_a W_a + e_b W_b) / (e_a + e_b):
+    W_0 = ((.3, 0) + (-.45, -.45)) / 2 = (-.075, -.225), W_1 = (.5 (-.3, 0) + 2 (.45, .45)) / 2.5 = (.3, .36),
+    W_2 = (.5 (-.3, 0) + (-.45, -.45)) / 1.5 = (-.4, -.3).
+    """
+    method = OvaLP(stages=1, aggregation="rows", optimizer="sgd", lr=0.6, epochs=1, batch=10, weight_decay=0.0)
+    expected = torch.tensor([[-0.075, -0.225], [0.3, 0.36], [-0.4, -0.3]])
+    torch.testing.assert_close(one_round(method, engine).shared["head.weight"], expected)
+
+
+@ENGINES
+def test_ova_lp_by_the_share_of_all_rows(engine: type) -> None:
+    """With 12 rows in all and 3 of them heard, the head moves a quarter of the way of ``one_stage``."""
+    method = OvaLP(stages=1, aggregation="total", optimizer="sgd", lr=0.6, epochs=1, batch=10, weight_decay=0.0)
+    expected = torch.tensor([[-0.2, -0.3], [0.2, 0.3], [-0.4, -0.3]]) / 4
+    torch.testing.assert_close(one_round(method, engine, rows=12).shared["head.weight"], expected)
+
+
+@ENGINES
+def test_ova_lp_from_the_ridge_head(engine: type) -> None:
+    """W_0 = tau W with W scikit-learn's ridge at the penalty that cross-validation chose, and tau, of the grid, the one
+    with the least one-vs-all loss of all rows with the offset -log(C - 1), here worked out with numpy."""
+    method, who = OvaLP(init="ridge"), clients()
+    state = method.start(TASK)
+    for phase in method.plan(1)[:2]:
+        update = engine(who).exchange(method, state, phase, 1, [0, 1, 3, 4, 5, 6]).update
+        assert update is not None
+        state = method.merge(state, update, phase)
+    x, y = who.x.double().numpy(), who.y.numpy()
+    total = row_sums(who.x, who.y, CLASSES)
+    weight = solve(total, None)[0].numpy()
+    scale = np.trace(np.cov(x.T, bias=True)) * len(x) / DIM
+    fits = [Ridge(alpha=penalty * scale).fit(x, np.eye(CLASSES)[y]).coef_ for penalty in GRID]
+    assert min(np.abs(fit - weight).max() for fit in fits) < 1e-9
+    losses = []
+    for tau in TAUS:
+        z = tau * x @ weight.T - np.log(CLASSES - 1)
+        losses.append(np.mean(np.logaddexp(0, z).sum(1) - z[np.arange(len(y)), y]))
+    tau = TAUS[int(np.argmin(losses))]
+    assert TAUS[0] < tau < TAUS[-1], "the grid holds the best"
+    np.testing.assert_allclose(state.shared["head.weight"], tau * weight, rtol=1e-4, atol=1e-5)
+
+
+@ENGINES
 def test_adamw_s_first_step_is_the_learning_rate(engine: type) -> None:
     """m / sqrt(v) = sign(g) at step 1, so from zero every entry with a gradient moves by exactly lr."""
     state = one_round(OvaLP(lr=0.01, epochs=1, batch=10), engine)
@@ -82,7 +130,7 @@ def test_adamw_s_first_step_is_the_learning_rate(engine: type) -> None:
 def test_centre_is_the_mean_of_all_rows(engine: type) -> None:
     """The weighted mean of client means is the mean of the rows: ((1, 0) + (0, 2) + (3, 1)) / 3 = (4/3, 1)."""
     method, clients = Centre(), two_clients()
-    state = method.init(Task(2, 0, 2, 0))
+    state = method.start(Task(2, 0, 2, 0))
     ask, tell = method.plan(0)
     exchange = engine(clients).exchange(method, state, ask, 0, [0, 1])
     state = method.merge(state, exchange.update, ask)

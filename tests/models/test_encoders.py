@@ -105,7 +105,7 @@ def test_names_and_kinds() -> None:
     assert encoder_name(Data(encoder="pixels"), dataset("images", encoder="efficientnet-lite0")) == "pixels"
     assert "did you mean 'minilm'" in fails("minilmm", dataset("texts"))
     assert "hf:ID-or-folder" in fails("hf", dataset("texts"))
-    assert set(ENCODERS) == {"none", "pixels", "minilm", "efficientnet-lite0", "hf:ID-or-folder"}
+    assert set(ENCODERS) == {"none", "pixels", "minilm", "efficientnet-lite0", "hf:ID-or-folder", "random:NAME"}
 
 
 @pytest.mark.parametrize(

@@ -145,12 +145,34 @@ def test_labels_name_the_settings_that_differ_and_no_others(tmp_path: Path) -> N
     ]
     records[0].start["config"]["run"]["threads"] = 7
     assert [(group.method, group.partition) for group in tables.groups(records)] == [
-        ("ova-lp (stages=2, features=centred)", "bernoulli-dirichlet (alpha=0.1)"),
-        ("ova-lp (stages=1, features=centred)", "bernoulli-dirichlet (alpha=0.001)"),
-        ("fedavg (features=l2)", "bernoulli-dirichlet (alpha=0.001)"),
-        ("fedavg (features=centred)", "iid"),
+        ("ova-lp, features=centred", "bernoulli-dirichlet, alpha=0.1"),
+        ("ova-lp, stages=1, features=centred", "bernoulli-dirichlet"),
+        ("fedavg, features=l2", "bernoulli-dirichlet"),
+        ("fedavg, features=centred", "iid"),
     ]
     assert [group.method for group in tables.groups(records[1:2])] == ["ova-lp"]
+
+
+def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_name(tmp_path: Path) -> None:
+    """Two values: the plain name is the default. Three: each is named. A run of a method that does not know a setting
+    is not mistaken for one that has it at its default. Label noise is part of the split."""
+
+    def labels(*settings: dict[str, float]) -> list[str]:
+        runs = [write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", rounds=1, settings=s) for s in settings]
+        return [group.method for group in tables.groups(runs)]
+
+    assert labels({"participation": 0.1}, {"participation": 1.0}) == ["ova-lp, participation=0.1", "ova-lp"]
+    assert labels(*({"participation": p} for p in (0.1, 0.4, 1.0))) == [
+        f"ova-lp, participation={p}" for p in (0.1, 0.4, 1.0)
+    ]
+    assert labels({"stages": 2}, {}) == ["ova-lp, stages=2", "ova-lp"]
+    noisy = [write_run(tmp_path / f"n{ratio}", rounds=1) for ratio in (0.3, 0.4)]
+    for record, ratio in zip(noisy, (0.3, 0.4), strict=True):
+        record.start["config"]["shift"] |= {"noise": "symmetric", "noise_ratio": ratio}
+    assert [(group.method, group.partition) for group in tables.groups(noisy)] == [
+        ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.3"),
+        ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.4"),
+    ]
 
 
 def test_a_twin_shares_everything_but_the_split(tmp_path: Path) -> None:
@@ -167,6 +189,16 @@ def test_a_twin_shares_everything_but_the_split(tmp_path: Path) -> None:
     assert tables.iid_twin(run, [run, *others]) is None
     assert tables.iid_twin(run, [run, *others, twin]) is twin
     assert tables.iid_twin(twin, [twin, *others]) is None
+
+
+def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(tmp_path: Path) -> None:
+    """Only where no IID run has the same participation, and never the other way round."""
+    some = write_run(tmp_path / "some", rounds=1, settings={"participation": 0.1})
+    full = write_run(tmp_path / "full", partition="iid", rounds=1)
+    same = write_run(tmp_path / "same", partition="iid", rounds=1, settings={"participation": 0.1})
+    assert tables.iid_twin(some, [some, full]) is full
+    assert tables.iid_twin(some, [some, full, same]) is same
+    assert tables.iid_twin(write_run(tmp_path / "all", rounds=1), [same]) is None
 
 
 def test_no_retained_accuracy_beyond_the_rounds_of_the_twin(tmp_path: Path) -> None:

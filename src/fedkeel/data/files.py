@@ -20,6 +20,8 @@ from fedkeel.errors import FedkeelError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 LONGEST_TEXT = 1 << 24
+TEST_SPLITS = ("test", "validation", "valid")
+"""What the test rows of a hub dataset are called, the most fitting first."""
 
 
 def cache_folder(data: Data) -> Path:
@@ -250,7 +252,7 @@ def load_hf(reference: str, data: Data) -> Dataset:
     if "train" not in splits and len(splits) > 1:
         raise FedkeelError(f"{where} has the splits {', '.join(splits)}: expected one named train")
     train = splits.get("train", next(iter(splits.values())))
-    test = splits.get("test", splits.get("validation"))
+    test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
     content, kind = _content_column(train, data)
     label = _label_column(train, content, data)
     columns = list(train.column_names)

@@ -176,11 +176,16 @@ def _canonical(settings: Partition) -> Partition:
             f"partition.validation + partition.test = {settings.validation:g} + {settings.test:g}: "
             "expected a sum below 1, so that rows are left to train on; lower one of them"
         )
-    if settings.kind in _ALIASES:
+    if known(settings.kind) in _ALIASES:
         return settings.model_copy(update={"kind": "shards", "classes_per_client": _ALIASES[settings.kind]})
-    if settings.kind not in PARTITIONS:
-        raise unknown("partition", settings.kind, [*PARTITIONS, *_ALIASES])
     return settings
+
+
+def known(kind: str) -> str:
+    """The kind itself, if there is one of that name."""
+    if kind not in PARTITIONS and kind not in _ALIASES:
+        raise unknown("partition", kind, [*PARTITIONS, *_ALIASES])
+    return kind
 
 
 def _clients(settings: Partition, dataset: Dataset) -> tuple[tuple[str, ...], np.ndarray | None, Ownership | None]:

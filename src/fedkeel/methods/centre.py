@@ -20,7 +20,7 @@ class Centre(Method):
 
     name = "centre"
 
-    def init(self, task: Task) -> State:
+    def start(self, task: Task) -> State:
         return State({MEAN: torch.zeros(task.dim)})
 
     def plan(self, round: int) -> list[Phase]:

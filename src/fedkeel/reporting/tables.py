@@ -7,13 +7,17 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel
 
+from fedkeel.config import Partition, Shift
+from fedkeel.errors import FedkeelError
 from fedkeel.events import Record
 from fedkeel.metrics.convergence import acc95_round, retained
 
@@ -25,7 +29,7 @@ NOTHING = "–"
 # These decide who holds which row; an IID split ignores them, so an IID twin may differ in them.
 SPLIT_SETTINGS = {"kind", "classes_per_client", "alpha", "p", "exponent"}
 # These change no result: runs that differ only here are the same experiment.
-IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed"}
+IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift"}
 MEASURES = (
     "accuracy",
     "retained",
@@ -98,11 +102,15 @@ def groups(records: Sequence[Record]) -> list[Group]:
 
 
 def iid_twin(record: Record, records: Sequence[Record]) -> Record | None:
-    """The run with the same data, method, settings and seed whose partition is IID; None for an IID run itself."""
+    """The run with the same data, method, settings and seed whose partition is IID; None for an IID run itself.
+
+    Where there is none with the same participation, the one in which all clients take part.
+    """
     if record.partition == IID:
         return None
-    mine = _twin_key(record)
-    twins = [other for other in records if other.partition == IID and _twin_key(other) == mine]
+    iid = [other for other in records if other.partition == IID]
+    twins = [other for other in iid if _twin_key(other) == _twin_key(record)]
+    twins = twins or [other for other in iid if _twin_key(other) == _twin_key(record, participation=1.0)]
     return next((twin for twin in twins if twin.end), twins[0] if twins else None)
 
 
@@ -250,11 +258,19 @@ def cost_html(rows: Sequence[Mapping[str, Any]]) -> str:
     return html_table(head, cells)
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 2) -> str:
-    """A table in a box of its own that scrolls; the first ``words`` columns are text, the others numbers."""
+def html_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 2, above: Mapping[int, str] | None = None
+) -> str:
+    """A table in a box of its own that scrolls; the first ``words`` columns are text, the others numbers.
+
+    ``above`` gives headings of some rows, by their number.
+    """
     top = "".join(f'<th scope="col"{_align(k, words)}>{escape(text)}</th>' for k, text in enumerate(head))
     body = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        if above and number in above:
+            heading = f'<th scope="rowgroup" colspan="{len(head)}">{escape(above[number])}</th>'
+            body.append(f'<tr class="above">{heading}</tr>')
         cells = [f'<th scope="row">{escape(row[0])}</th>']
         cells += [f"<td{_align(k, words)}>{escape(text)}</td>" for k, text in enumerate(row[1:], 1)]
         body.append(f"<tr>{''.join(cells)}</tr>")
@@ -307,27 +323,33 @@ def _split(record: Record) -> dict[str, Any]:
     return {k: v for k, v in _settings(record, "partition").items() if k.removeprefix("partition.") not in drop}
 
 
-def _twin_key(record: Record) -> tuple[int, str]:
+def _twin_key(record: Record, **changed: Any) -> tuple[int, str]:
     shared = {k: v for k, v in _settings(record, "partition").items() if k.split(".")[1] not in SPLIT_SETTINGS}
-    return record.seed, json.dumps([_settings(record, "data", "shift", "method", "run"), shared], sort_keys=True)
+    around = _settings(record, "data", "shift", "method", "run")
+    around |= {f"method.{key}": value for key, value in changed.items()}
+    return record.seed, json.dumps([around, shared], sort_keys=True)
 
 
 def _method_labels(records: Sequence[Record]) -> list[str]:
     own = [_settings(record, "method") for record in records]
-    around = [_settings(record, "data", "shift", "run") for record in records]
+    around = [_settings(record, "data", "run") for record in records]
     labels = []
     for k, record in enumerate(records):
         same = [own[j] for j, other in enumerate(records) if other.method == record.method]
-        labels.append(_label(record.method, {**_differing(own[k], same), **_differing(around[k], around)}))
+        named = _unusual(_differing(own[k], same), same, _method_defaults(record.method))
+        labels.append(_label(record.method, {**named, **_differing(around[k], around)}))
     return labels
 
 
 def _partition_labels(records: Sequence[Record]) -> list[str]:
-    splits = [_split(record) for record in records]
+    """A split is who holds which rows and with which labels: a long tail or label noise belongs to it."""
+    splits, shifts = [_split(record) for record in records], [_settings(record, "shift") for record in records]
     labels = []
     for k, record in enumerate(records):
         same = [splits[j] for j, other in enumerate(records) if other.partition == record.partition]
-        labels.append(_label(record.partition, _differing(splits[k], same)))
+        named = _unusual(_differing(splits[k], same), same, _defaults("partition", Partition))
+        shifted = _unusual(_differing(shifts[k], shifts), shifts, _defaults("shift", Shift))
+        labels.append(_label(record.partition, {**named, **shifted}))
     return labels
 
 
@@ -336,9 +358,38 @@ def _differing(mine: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> 
     return {k: v for k, v in mine.items() if any(k not in other or other[k] != v for other in others)}
 
 
+def _unusual(
+    differing: Mapping[str, Any], among: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Without the settings at their default, where a run has either that or one other value: the plain name is it.
+
+    In a sweep of three values or more each is named.
+    """
+
+    def plain(key: str) -> bool:
+        everywhere = all(key in other for other in among)
+        values = {json.dumps(other.get(key)) for other in among}
+        return everywhere and len(values) == 2 and differing[key] == defaults.get(key, ...)
+
+    return {key: value for key, value in differing.items() if not plain(key)}
+
+
+def _method_defaults(name: str) -> dict[str, Any]:
+    """Of a method that this fedkeel knows; a user's own is named with all its settings."""
+    from fedkeel.method import METHODS, find
+
+    with suppress(FedkeelError):
+        find(name)
+    return _defaults("method", METHODS[name]) if name in METHODS else {}
+
+
+def _defaults(section: str, model: type[BaseModel]) -> dict[str, Any]:
+    return {f"{section}.{key}": field.default for key, field in model.model_fields.items()}
+
+
 def _label(name: str, settings: Mapping[str, Any]) -> str:
     parts = [
         f"{key.split('.', 1)[1]}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in settings.items()
     ]
-    return f"{name} ({', '.join(parts)})" if parts else name
+    return ", ".join([name, *parts])

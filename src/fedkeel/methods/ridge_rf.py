@@ -1,0 +1,65 @@
+"""Fed3R-RF: the ridge head on random Fourier features, still one exchange and still exact for every partition.
+
+Fanì et al., ICML 2024, arXiv 2406.01116, Section 4 ("Fed3R-RF"), after Rahimi and Recht, NeurIPS 2007:
+    phi(x) = sqrt(2 / D) cos(Omega x + b),  Omega ~ N(0, gamma^2 I),  b ~ U[0, 2 pi),
+whose inner products approximate the Gaussian kernel exp(-gamma^2 |x - x'|^2 / 2). Omega and b are drawn on every side
+from the seed, which is all that goes down; the finished model carries them.
+
+Our choices: D = 2000 and gamma = 0.4, which suits rows of unit length (``data.features`` centred or l2).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import pi, sqrt
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.method import Phase, State, Task, Visit, register
+from fedkeel.methods.linear_probe import logits
+from fedkeel.methods.ridge import Ridge, no_head
+from fedkeel.models.ridge import no_sums, row_sums
+from fedkeel.rng import generator
+from fedkeel.tree import Tree
+
+OMEGA, OFFSET, SEED = "fourier.omega", "fourier.offset", "seed"
+
+
+@register("ridge-rf", paper="Fed3R-RF: the ridge head on random Fourier features (Fanì et al., ICML 2024)")
+class RidgeRF(Ridge):
+    features: int = Field(2000, ge=1)
+    """D; a client sends about D * D / 2 numbers"""
+    gamma: float = Field(0.4, gt=0)
+    """standard deviation of Omega: larger tells nearer rows apart"""
+
+    def start(self, task: Task) -> State:
+        omega, offset = drawn(task.seed, task.dim, self.features, self.gamma)
+        shared = {**no_head(self.features, task.classes), OMEGA: omega, OFFSET: offset}
+        return State(shared, {**no_sums(self.features, task.classes), SEED: torch.tensor([task.seed])})
+
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase(gets=(SEED,))]
+
+    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        omega, offset = drawn(int(visit.down[SEED]), x.shape[1], self.features, self.gamma)
+        return row_sums(mapped(x, omega, offset), y, len(visit.counts)), {}
+
+    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
+        return logits(state.shared, mapped(x, state.shared[OMEGA], state.shared[OFFSET]))
+
+
+def mapped(x: Tensor, omega: Tensor, offset: Tensor) -> Tensor:
+    """phi(x)."""
+    return torch.addmm(offset, x, omega.T).cos_().mul_(sqrt(2 / len(offset)))
+
+
+@lru_cache(maxsize=2)
+def drawn(seed: int, dim: int, features: int, gamma: float) -> tuple[Tensor, Tensor]:
+    """(Omega, b): the same for whoever knows the seed."""
+    draw = generator(seed, "fourier", dim, features)
+    omega = gamma * draw.standard_normal((features, dim), dtype=np.float32)
+    offset = 2 * pi * draw.random(features, dtype=np.float32)
+    return torch.from_numpy(omega), torch.from_numpy(offset)

@@ -1,0 +1,353 @@
+"""A paper's numbers beside ours: each claim is set against the runs that were made for it, and against no others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.events import Record
+from fedkeel.metrics.convergence import decline_rate
+from fedkeel.reporting import plots
+from fedkeel.reporting.paper import SETTINGS, Claim, Paper, Source
+from fedkeel.reporting.tables import NOTHING, format_spread, html_table, summary_row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KB, MB, GB = 2**10, 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of a recipe: the federation, the method and the partition it was made for, as the recipe calls them."""
+
+    column: str
+    method: str
+    partition: str
+    record: Record
+    twin: Record | None
+
+    def has(self, conditions: Mapping[str, Any]) -> bool:
+        return all(self.value(key) == value for key, value in conditions.items())
+
+    def value(self, key: str) -> Any:
+        """Of a dotted key of its configuration; ``pretrained``: does its encoder have its trained weights?"""
+        if key == "pretrained":
+            return not str(self.value("data.encoder")).startswith("random:")
+        section, _, name = key.partition(".")
+        return self.record.start["config"][section].get(name)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return summary_row(self.record, self.twin)
+
+
+@dataclass(frozen=True)
+class Metric:
+    words: str
+    digits: int
+    of: Callable[[Ran], float | None]
+
+
+def _scaled(key: str, factor: float) -> Callable[[Ran], float | None]:
+    def value(ran: Ran) -> float | None:
+        number = ran.row[key]
+        return None if number is None else factor * number
+
+    return value
+
+
+def _uplink(ran: Ran, *, until: bool, each: bool, unit: int) -> float | None:
+    """Bytes up in a mean round or in all rounds until Acc@95, of all clients or (``each``) of one of them."""
+    last = ran.row["acc95"] if until else len(ran.record.rounds)
+    sent = [e for e in ran.record.exchanges if 1 <= e["round"] <= (last or 0)]
+    if not sent or last is None:
+        return None
+    total = sum(event["bytes_up"] / (event["clients"] if each else 1) for event in sent if event["clients"])
+    return float(total / (1 if until else last) / unit)
+
+
+def _sent(until: bool, each: bool, unit: int) -> Callable[[Ran], float | None]:
+    return lambda ran: _uplink(ran, until=until, each=each, unit=unit)
+
+
+def _geometry(name: str, over: str | None = None) -> Callable[[Ran], float | None]:
+    """One of the numbers of the features' geometry, or one over another."""
+
+    def value(ran: Ran) -> float | None:
+        found = ran.record.geometry or {}
+        number, divisor = found.get(name), found.get(over or "", 1.0)
+        return number / divisor if number is not None and divisor else None
+
+    return value
+
+
+METRICS: dict[str, Metric] = {
+    "retained": Metric("R(final), %", 1, lambda ran: ran.row["retained"]),
+    "accuracy": Metric("Accuracy, %", 2, _scaled("accuracy", 100)),
+    "decline": Metric("Decline, %", 2, lambda ran: None),  # needs a second run: see _value
+    "acc95": Metric("Acc@95, rounds", 1, lambda ran: ran.row["acc95"]),
+    "seconds_until": Metric("Time until Acc@95, s", 2, _scaled("seconds_until", 1)),
+    "client_mb_until": Metric("Up until Acc@95, one client, MB", 2, _sent(True, True, MB)),
+    "server_gb_until": Metric("Up until Acc@95, all clients, GB", 2, _sent(True, False, GB)),
+    "client_ms": Metric("Client per round, ms", 2, _scaled("client_seconds", 1000)),
+    "server_ms": Metric("Server per round, ms", 2, _scaled("server_seconds", 1000)),
+    "client_kb": Metric("Up per round, one client, KB", 2, _sent(False, True, KB)),
+    "client_mb": Metric("Up per round, one client, MB", 4, _sent(False, True, MB)),
+    "server_mb": Metric("Up per round, all clients, MB", 2, _sent(False, False, MB)),
+    "alignment": Metric("Alignment", 3, _geometry("alignment")),
+    "intra": Metric("Intra, squared", 3, _geometry("intra")),
+    "inter": Metric("Inter, squared", 3, _geometry("inter")),
+    "ratio": Metric("Ratio, squared", 3, _geometry("intra", "inter")),
+    "intra_distance": Metric("Intra, distances", 3, _geometry("intra_distance")),
+    "inter_distance": Metric("Inter, distances", 3, _geometry("inter_distance")),
+    "ratio_distance": Metric("Ratio, distances", 3, _geometry("intra_distance", "inter_distance")),
+}
+HEADLINE = {"retained", "accuracy", "decline", "alignment", "intra_distance", "inter_distance", "ratio_distance"}
+"""What a terminal shows; the page has everything."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A claim, or (``paper`` is None) what we ran besides, with our number in each column."""
+
+    claim: Claim
+    paper: float | None
+    ours: tuple[Ours | None, ...]
+
+
+def columns(runs: Sequence[Ran]) -> list[str]:
+    """The federations that were run: each has a column."""
+    return list(dict.fromkeys(ran.column for ran in runs))
+
+
+def measured(claim: Claim, runs: Sequence[Ran]) -> Ours | None:
+    """Our number for a claim: for each seed the mean over the claim's partitions, then mean and deviation over seeds.
+
+    None where not a single seed has finished on all of the partitions.
+    """
+    values: dict[int, list[float]] = {}
+    for ran in _made_for(claim, runs):
+        value = _value(claim, ran, runs) if ran.record.end else None
+        if value is not None:
+            values.setdefault(ran.record.seed, []).append(value)
+    means = [statistics.fmean(found) for found in values.values() if len(found) == len(claim.partitions)]
+    return Ours(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None) if means else None
+
+
+def _made_for(claim: Claim, runs: Iterable[Ran]) -> list[Ran]:
+    return [r for r in runs if r.method == claim.method and r.partition in claim.partitions and r.has(claim.where)]
+
+
+def _value(claim: Claim, ran: Ran, runs: Sequence[Ran]) -> float | None:
+    if claim.metric != "decline":
+        return METRICS[claim.metric].of(ran)
+    where = {**claim.where, **claim.against}
+    for other in runs:
+        same = (other.method, other.partition, other.record.seed) == (ran.method, ran.partition, ran.record.seed)
+        if same and other.has(where) and other.record.end and ran.record.end:
+            return decline_rate(ran.record.end["accuracy"], other.record.end["accuracy"])
+    return None
+
+
+def lines(source: Source, runs: Sequence[Ran]) -> list[Line]:
+    """The claims of a figure or table, and after those of a bar plot what was run beyond its bars."""
+    parts = [[ran for ran in runs if ran.column == name] for name in columns(runs)]
+    found = [Line(claim, claim.value, tuple(measured(claim, part) for part in parts)) for claim in source.claims]
+    for claim in _further(source, runs):
+        ours = tuple(measured(claim, part) for part in parts)
+        if any(ours):
+            found.append(Line(claim, None, ours))
+    return found
+
+
+def _further(source: Source, runs: Sequence[Ran]) -> list[Claim]:
+    """Like the claims of a bar plot, for the methods, partitions or settings that we ran and the paper did not."""
+    if source.by is None:
+        return []
+    like = source.claims[0]
+    if source.by == "method":
+        known = {claim.method for claim in source.claims}
+        return [Claim(like.metric, 0, method=name, partitions=like.partitions)
+                for name in dict.fromkeys(ran.method for ran in runs) if name not in known]  # fmt: skip
+    if source.by == "partition":
+        known = {name for claim in source.claims for name in claim.partitions} | {"iid"}
+        return [Claim(like.metric, 0, method=like.method, partitions=(name,))
+                for name in dict.fromkeys(ran.partition for ran in runs) if name not in known]  # fmt: skip
+    known = {claim.where[source.by] for claim in source.claims}
+    return [Claim(like.metric, 0, method=like.method, partitions=like.partitions, where={source.by: value},
+                  setting=f"{source.by.partition('.')[2]} {value}")
+            for value in dict.fromkeys(ran.value(source.by) for ran in runs) if value not in known]  # fmt: skip
+
+
+def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran]) -> str:
+    """The part of a page that holds the paper's numbers next to ours, as HTML."""
+    heads = columns(runs)
+    note = (
+        f"{paper.authors}, {paper.title}, {paper.where}. Non-IID is the mean over shard-1, shard-2 and "
+        "bernoulli-dirichlet, as in the paper. Ours: mean over the seeds ± sample standard deviation (of the mean over "
+        "those splits, where there are several; the paper does not say what its own ± is taken over). "
+        f"{NOTHING}: not in the paper, or not run at this scale."
+    )
+    parts = [f"<p>{escape(note)}</p>"]
+    for source in sources:
+        found = lines(source, runs)
+        table = _table(found, heads)
+        remarks = "".join(f"<li>{escape(text)}</li>" for text in source.notes)
+        body = f'<div>{table}<ul class="note">{remarks}</ul></div>'
+        if source.by is not None:
+            body += _figure(bars(source, found, heads))
+        parts.append(f"<h3>{escape(f'{source.name}. {source.title}')}</h3><div class='beside'>{body}</div>")
+    parts.append(_settings(runs, heads))
+    return f"<section><h2>Beside the paper: {escape(name)}</h2>{''.join(parts)}</section>"
+
+
+def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
+    """The paper's accuracies next to ours as plain text for a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    out = StringIO()
+    console = Console(file=out, width=100, color_system=None)
+    seen: list[tuple[Claim, ...]] = []
+    for source in sources:
+        found = [line for line in lines(source, runs) if line.claim.metric in HEADLINE]
+        claims = tuple(line.claim for line in found)
+        if not found or claims in seen:  # the paper repeats itself, a terminal need not
+            continue
+        seen.append(claims)
+        metrics = {line.claim.metric for line in found}
+        head, rows, words = _cells(found, columns(runs))
+        if len(metrics) > 1:
+            head.insert(words, "What")
+            for row, line in zip(rows, found, strict=True):
+                row.insert(words, METRICS[line.claim.metric].words)
+            words += 1
+        what = METRICS[metrics.pop()].words if len(metrics) == 1 else source.title
+        table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, title=f"{source.name}. {what}")
+        table.title_justify = "left"
+        for k, column in enumerate(head):
+            table.add_column(column, justify="left" if k < words else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        console.print()
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def _table(found: Sequence[Line], heads: Sequence[str]) -> str:
+    """An HTML table; where it has several metrics, each has a line of its own above its rows."""
+    metrics = [METRICS[line.claim.metric].words for line in found]
+    starts = [k for k in range(len(found)) if k == 0 or metrics[k] != metrics[k - 1]]
+    head, rows, words = _cells(found, heads)
+    return html_table(head, rows, words, {k: metrics[k] for k in starts} if len(starts) > 1 else {})
+
+
+def _cells(found: Sequence[Line], heads: Sequence[str]) -> tuple[list[str], list[list[str]], int]:
+    """Head and rows of a table, and how many of its columns are words: those that tell its rows apart."""
+    words = {
+        "Method": [_method(line.claim) for line in found],
+        "Split": [_split(line.claim.partitions) for line in found],
+        "Setting": [line.claim.setting for line in found],
+    }
+    shown = {head: column for head, column in words.items() if len(set(column)) > 1} or {"Method": words["Method"]}
+    rows = []
+    for k, line in enumerate(found):
+        digits = METRICS[line.claim.metric].digits
+        paper = format_spread(line.paper, line.claim.std, 0 if line.claim.metric == "acc95" else digits)
+        ours = [format_spread(o.mean, o.std, digits) if o else NOTHING for o in line.ours]
+        rows.append([*(column[k] or NOTHING for column in shown.values()), paper, *ours])
+    return [*shown, "Paper", *(f"Ours: {head}" for head in heads)], rows, len(shown)
+
+
+def _method(claim: Claim) -> str:
+    return claim.called or claim.method.replace(":", ", ")
+
+
+def _split(partitions: Sequence[str]) -> str:
+    return partitions[0] if len(partitions) == 1 else "non\u2011IID"  # not to be broken at the hyphen
+
+
+def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.Picture:
+    """The paper's bars next to ours, a group of them for each line."""
+    series: list[tuple[str, str, list[tuple[float, float | None] | None]]] = [
+        ("paper", plots.MUTED, [None if line.paper is None else (line.paper, line.claim.std) for line in found])
+    ]
+    for k, head in enumerate(heads):
+        values = [(o.mean, o.std) if (o := line.ours[k]) else None for line in found]
+        series.append((f"ours: {head}", plots.COLOURS[k % len(plots.COLOURS)], values))
+    group = len(series) + 0.8
+
+    def paint(axes: Axes) -> None:
+        highest = 100.0
+        for k, (label, colour, values) in enumerate(series):
+            places = [group * row + k for row, value in enumerate(values) if value]
+            known = [value for value in values if value]
+            means, errors = [mean for mean, _ in known], [std or 0.0 for _, std in known]
+            axes.barh(places, means, height=0.86, color=colour, label=label)
+            if any(errors):
+                axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=plots.INK, elinewidth=1, capsize=2)
+            for place, mean, error in zip(places, means, errors, strict=True):
+                end = (mean + error, place)
+                axes.annotate(f"{mean:.1f}", end, (4, 0), textcoords="offset points", va="center", size=12)
+                highest = max(highest, mean + error)
+        names = [plots._short(_bar_name(source, line)) for line in found]
+        axes.set_yticks([group * row + (len(series) - 1) / 2 for row in range(len(found))], names)
+        axes.tick_params(axis="y", labelcolor=plots.INK)
+        axes.set_ylim(group * len(found) - 1.2, -0.8)
+        axes.set_xlim(0, 1.12 * highest)
+        axes.grid(axis="x")
+        axes.set_xlabel(f"{METRICS[found[0].claim.metric].words} of the accuracy of the IID twin")
+        plots._legend(axes, True)
+
+    title = f"{source.name}: the paper's bars and ours"
+    svg = plots._draw(f"{source.name} bars", 1.0 + 0.23 * group * len(found), paint)
+    return plots.Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
+
+
+def _bar_name(source: Source, line: Line) -> str:
+    if source.by == "method":
+        return _method(line.claim)
+    return _split(line.claim.partitions) if source.by == "partition" else line.claim.setting
+
+
+def _spread(found: Sequence[Line]) -> bool:
+    return any(ours and ours.std is not None for line in found for ours in line.ours)
+
+
+def _figure(picture: plots.Picture) -> str:
+    note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
+    svg = picture.svg.replace("<svg ", f'<svg aria-label="{escape(picture.title)}" ', 1)
+    return f"<figure><figcaption><h4>{escape(picture.title)}</h4>{note}</figcaption>{svg}</figure>"
+
+
+def _settings(runs: Sequence[Ran], heads: Sequence[str]) -> str:
+    """What the paper says that a method was run with, and what ours were run with."""
+    rows = []
+    for where, settings in SETTINGS.items():
+        for setting in settings:
+            mine = [ran for ran in runs if ran.method.partition(":")[0] == setting.method]
+            if not mine:
+                continue
+            ours = [dict.fromkeys(_said(ran, setting.key) for ran in mine if ran.column == head) for head in heads]
+            cells = [" / ".join(values) or NOTHING for values in ours]
+            rows.append([setting.method, where, setting.words, setting.value, *cells])
+    head = ["Method", "Source", "Setting", "Paper", *(f"Ours: {head}" for head in heads)]
+    return f"<h3>Settings</h3>{html_table(head, rows, words=3)}" if rows else ""
+
+
+def _said(ran: Ran, key: str) -> str:
+    value = ran.record.start["data"]["encoder"] if key == "data.encoder" else ran.value(key)
+    return NOTHING if value is None else f"{value:g}" if isinstance(value, float) else str(value)
