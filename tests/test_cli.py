@@ -145,7 +145,7 @@ def test_list(what: str, tmp_path: Path) -> None:
 
 
 def test_help_is_quick_and_has_examples(tmp_path: Path) -> None:
-    for command in ("run", "compare", "partition", "encode", "report", "predict", "list"):
+    for command in ("run", "compare", "reproduce", "partition", "encode", "report", "predict", "list"):
         done = fedkeel(command, "--help", cwd=tmp_path)
         assert done.returncode == 0
         assert f"fedkeel {command}" in done.stdout.split("For example:")[1]

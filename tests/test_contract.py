@@ -41,6 +41,8 @@ VARIANTS |= {
     "fedavg, one batch per client": METHODS["fedavg"](rounds=ROUNDS, batch=100, epochs=1),
     "scaffold": Scaffold(rounds=ROUNDS, participation=0.7, bias=True, batch=8, lr=0.05),  # its lr is for unit length
     "personal bias": PersonalBias(rounds=ROUNDS, participation=0.7),
+    "ridge-rf": METHODS["ridge-rf"](rounds=ROUNDS, participation=0.7, features=40),
+    "ridge, given penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, penalty=0.1, normalise=False),
 }
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
@@ -156,7 +158,7 @@ def journaled(method: Method, engine: str, folder: Path, stop_after: int | None)
                 raise KilledError
 
         journal.save = counted  # type: ignore[method-assign]
-        loop = Loop(method, who, ENGINES[engine](who), log, journal, lambda state: 0.5)
+        loop = Loop(method, who, ENGINES[engine](who), log, journal, lambda round, state: 0.5)
         state = loop.rounds(start_of(method), set())
         kept = {f"{client}.{name}": value for client, mine in who.private.items() for name, value in mine.items()}
         return State({**state.shared, **kept}, state.server)

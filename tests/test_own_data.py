@@ -106,3 +106,12 @@ def test_a_hub_dataset_and_a_vision_transformer_from_folders(tmp_path: Path) -> 
     assert result.record.start["data"]["dim"] == 32
     assert result.accuracy > 0.9, "colours are easy even for random weights"
     assert result.predict([np.asarray(picture("green", 5))])[0] == ["green"]
+    tuned = fk.run(
+        out=tmp_path / "tuned",
+        data={"source": f"hf:{tmp_path / 'dataset'}", "encoder": f"hf:{tmp_path / 'vit'}"},
+        partition={"kind": "iid", "clients": 3},
+        method={"name": "fft-moe", "rounds": 4, "lr": 0.01, "batch": 8},
+    )
+    assert tuned.accuracy > 0.9
+    assert tuned.record.start["data"]["mean_energy"] is None, "no features were made"
+    assert tuned.predict([np.asarray(picture("green", 5))])[0] == ["green"]

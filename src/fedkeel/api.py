@@ -37,7 +37,7 @@ from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
 from fedkeel.reporting.paper import PAPERS
 from fedkeel.reporting.paper import RECIPES as PUBLISHED
-from fedkeel.reporting.tables import iid_twin
+from fedkeel.reporting.tables import as_text, iid_twin
 from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, Result
 from fedkeel.simulate import simulate
 
@@ -166,7 +166,7 @@ def _carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe that was run: its page, and what it has beside the paper as plain text."""
+    """A recipe that was run: its page, and as plain text what it has beside the paper, or its results."""
 
     page: Path
     text: str
@@ -207,7 +207,8 @@ def reproduce(
     command += f" --seeds {','.join(map(str, seeds))}" if seeds else ""
     command += f" --set {shlex.join(texts)}" if texts else ""
     page = write(book(recipe.title, recipe.about, command, recipe.notes, opening, parts), folder / REPORT)
-    return Reproduction(page, beside_text(claimed, ran), results)
+    text = beside_text(claimed, ran) or "\n\n".join(f"{part.title}\n{as_text(part.records)}" for part in parts)
+    return Reproduction(page, text, results)
 
 
 def recipes() -> dict[str, Recipe]:

@@ -185,8 +185,7 @@ def reproduce(
         numbers = None if seeds is None else _numbers(seeds)
         done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
     _tell_refusals(done.results)
-    if done.text:
-        print(done.text)
+    print(done.text)
     print(f"report: {done.page}")
 
 

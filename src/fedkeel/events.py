@@ -52,9 +52,10 @@ class Record:
     rounds: list[dict[str, Any]]
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
-    """accuracy, per_class, per_client, per_client_basis, digest, seconds; None while the run is not finished"""
+    """accuracy, per_class, per_client, per_client_basis, digest, seconds, and of methods with personal
+    models personal, personal_mean; None while the run is not finished"""
     geometry: dict[str, Any] | None = None
-    """of the prepared training features: alignment, intra, inter, intra_distance, inter_distance"""
+    """of the prepared training features: alignment, intra, inter, ratio, intra_distance, inter_distance"""
     drift: list[dict[str, Any]] = field(default_factory=list)
     """if run.drift is set: round (0 = before training), phase and what ``metrics.drift.Drift`` holds"""
 

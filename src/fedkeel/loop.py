@@ -28,7 +28,7 @@ class Loop:
     engine: Engine
     log: Log
     journal: Journal
-    evaluate: Callable[[State], float]
+    evaluate: Callable[[int, State], float]
     finished: Callable[[int, float], None] = lambda round, accuracy: None
 
     def rounds(self, start: State, logged: set[int]) -> State:
@@ -49,7 +49,7 @@ class Loop:
                 record(self.log, exchange, phase, round, index)
                 self.journal.save(Checkpoint(round, index, state, self.clients.private))
             if round not in logged:
-                accuracy = self.evaluate(state)
+                accuracy = self.evaluate(round, state)
                 self.log.write("round", round=round, accuracy=accuracy, seconds=perf_counter() - started)
                 self.finished(round, accuracy)
         return state

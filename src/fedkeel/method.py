@@ -148,7 +148,7 @@ class Method(BaseModel):
         if sampled(self.participation, able) < 1:
             raise FedkeelError(
                 f"method.participation = {self.participation:g} of {able} clients with rows samples nobody: "
-                f"at least {1 / able:.3g} is needed"
+                f"one of them would be {1 / able:.3g}"
             )
 
     def start(self, task: Task) -> State:

@@ -39,7 +39,7 @@ class Model:
     shared: Tree
     mean: torch.Tensor | None
     data: dict[str, Any]
-    """The [data] section with the encoder's real name, and ``kind`` and ``weights`` of what was encoded."""
+    """The [data] section with the encoder's real name, and ``kind``, ``weights`` and ``dim`` of what was encoded."""
     class_names: tuple[str, ...]
 
     @property
@@ -93,7 +93,7 @@ class Model:
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Probabilities (rows, classes) from encoded features."""
-        dim = next(iter(self.shared.values())).shape[-1] if self.mean is None else len(self.mean)
+        dim = self.data["dim"]
         if features.ndim != 2 or features.shape[1] != dim:
             raise FedkeelError(f"the rows have shape {features.shape}: this model expects (rows, {dim})")
         how: Preparation = self.data["features"]
@@ -186,6 +186,7 @@ def summarise(record: Record) -> str:
         "clients": record.start["clients"]["count"],
         "rounds": rounds,
         "accuracy": end["accuracy"],
+        **({"personal_mean": end["personal_mean"]} if "personal_mean" in end else {}),
         "accuracy_curve": record.accuracy_curve,
         "acc95_round": acc95_round(record.accuracy_curve),
         "bytes_up": record.bytes_up,

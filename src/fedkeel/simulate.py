@@ -19,7 +19,15 @@ from fedkeel.federation import Federation, Watch
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop, federated_mean
 from fedkeel.method import Method, State, Task, from_settings
-from fedkeel.metrics.accuracy import CLASS_MIX, OWN_ROWS, Evaluation, evaluate, per_client_mix, per_client_own
+from fedkeel.metrics.accuracy import (
+    CLASS_MIX,
+    OWN_ROWS,
+    Evaluation,
+    evaluate,
+    per_client_mix,
+    per_client_own,
+    personal_accuracy,
+)
 from fedkeel.metrics.drift import drift, linear_head
 from fedkeel.metrics.geometry import geometry
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
@@ -64,8 +72,6 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
         log.write("geometry", **asdict(geometry(clients.x, labels, torch.from_numpy(rows))))
 
     drifted = {event["round"] for event in known.drift} if known else set()
-    # The loop evaluates each round that is not on record, in order.
-    unlogged = (round for round in range(1, method.rounds + 1) if round not in logged)
 
     def record_drift(round: int, state: State) -> None:
         """Of the heads after a round, under the loss that the next one trains."""
@@ -76,9 +82,9 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
     def tested(state: State) -> Evaluation:
         return evaluate(lambda x: method.predict(state, {}, x), x_test, y_test)
 
-    def accuracy(state: State) -> float:
+    def accuracy(round: int, state: State) -> float:
         if exp.run.drift:
-            record_drift(next(unlogged), state)
+            record_drift(round, state)
         return tested(state).accuracy
 
     loop = Loop(method, clients, engine, log, journal, accuracy, lambda t, acc: watch.round(t, method.rounds, acc))
@@ -98,14 +104,24 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
         per_client, basis = per_client_own(final, own_rows), OWN_ROWS
     else:
         per_client, basis = per_client_mix(per_class, federation.label_counts()), CLASS_MIX
+
+    def predict_as(client: int, x: Tensor) -> Tensor:
+        return method.predict(state, clients.mine(client, method, state), x)
+
+    own: dict[str, Any] = {}
+    if method.personal:
+        values = personal_accuracy(predict_as, shown, (x_test, y_test, own_rows), federation.label_counts())
+        measured = [value for value in values if value is not None]
+        own = {"personal": values, "personal_mean": float(np.mean(measured)) if measured else None}
     log.write("end", accuracy=final.accuracy, per_class=per_class, per_client=[per_client[k] for k in shown],
-              per_client_basis=basis, digest=model.digest)  # fmt: skip
+              per_client_basis=basis, digest=model.digest, **own)  # fmt: skip
 
 
 def finished_model(exp: Experiment, federation: Federation, method: Method, state: State, mean: Tensor | None) -> Model:
     dataset, encoded = federation.dataset, federation.features
     how = {"encoder": encoded.encoder, "weights": encoded.weights, "transform": encoded.transform, "kind": dataset.kind}
-    return Model(method, state.shared, mean, {**exp.data.model_dump(), **how}, dataset.class_names)
+    data = {**exp.data.model_dump(), **how, "dim": encoded.train.shape[1]}
+    return Model(method, state.shared, mean, data, dataset.class_names)
 
 
 def about_data(federation: Federation, x: Tensor, test_rows: int) -> dict[str, Any]:

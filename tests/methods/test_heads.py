@@ -1,4 +1,4 @@
-"""FedRS, FedOVA, FedABC: what becomes of the classes a client does not hold. Symmetric cross-entropy: doubted labels."""
+"""FedRS, FedOVA and FedABC, which treat absent classes each in their way, and symmetric cross-entropy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from test_steps import ENGINES, one_round, two_clients
 
 from federations import TASK, clients, played
 from fedkeel.engines.base import Clients
@@ -19,7 +20,6 @@ from fedkeel.methods.fedrs import FedRS
 from fedkeel.methods.linear_probe import LinearProbe
 from fedkeel.methods.symmetric_ce import SymmetricCE
 from fedkeel.rng import generator
-from test_steps import ENGINES, one_round, two_clients
 
 TWO = Task(dim=2, classes=3, clients=2, seed=0)
 ONE_STEP = {"optimizer": "sgd", "lr": 0.6, "epochs": 1, "batch": 10, "weight_decay": 0.0}
@@ -82,8 +82,9 @@ def test_fedova_leaves_a_row_without_owners_alone(engine: type) -> None:
 @ENGINES
 def test_fedabc(engine: type) -> None:
     """p = 1/2 at zero and d/dz of -(1 - p)^2 log p is (1/4)(log(1/2) - 1/2) = -s. Every client has as many negatives
-    as positives of the classes it holds, or none, so all are kept: a: w_0 = .6 s (1, 0); b: w_0 = .3 s [(3, 1) - (0, 2)]
-    = s (.9, -.3), w_1 = s (-.9, .3). By rows: w_0 = s ((.6, 0) + (1.8, -.6)) / 3 = s (.8, -.2), w_1 = s (-.6, .2).
+    as positives of the classes it holds, or none, so all are kept: a: w_0 = .6 s (1, 0);
+    b: w_0 = .3 s [(3, 1) - (0, 2)] = s (.9, -.3), w_1 = s (-.9, .3).
+    By rows: w_0 = s ((.6, 0) + (1.8, -.6)) / 3 = s (.8, -.2), w_1 = s (-.6, .2).
     """
     s = (np.log(2) + 0.5) / 4
     method = FedABC(**ONE_STEP)

@@ -15,6 +15,7 @@ from federations import CLASSES, DIM, clients
 from fedkeel.engines.base import Clients, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
+from fedkeel.errors import FedkeelError
 from fedkeel.method import Batch, Method, Phase, State, Task, Update, Visit
 from fedkeel.methods import fedcorr, fednoro
 from fedkeel.methods.fedcorr import FedCorr
@@ -108,7 +109,8 @@ def test_the_high_group() -> None:
     values = torch.from_numpy(np.concatenate([low, high]))
     assert high_group(values).tolist() == [False] * 12 + [True] * 4
     assert high_group(torch.stack([values, values / 2], 1), votes=9).tolist() == [False] * 12 + [True] * 4
-    for nothing in (torch.empty(0), torch.ones(1), torch.ones(6), torch.zeros(5, 3)):
+    one_group = torch.tensor([0.0, *[1e-5] * 9])  # too near for two components: all in the heavy one
+    for nothing in (torch.empty(0), torch.ones(1), torch.ones(6), torch.zeros(5, 3), one_group):
         assert not high_group(nothing).any()
     assert high_group(torch.tensor([1.0, 2.0])).tolist() == [False, True]
 
@@ -200,6 +202,16 @@ def test_fednoro_finds_the_noisy_clients(engine: type) -> None:
     state = play(FedNoRo(rounds=3, batch=20), engine, who)
     assert tuple(state.told[fednoro.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
     assert not who.private
+
+
+def test_fednoro_refuses_a_split_that_teaches_nothing() -> None:
+    """log pi of the only class is 0 and all others are -inf: the loss is 0, whatever the logits."""
+    method, alone = FedNoRo(), torch.tensor([0.0, 3.0, 0.0, 0.0])
+    batch = replace(batch_of(), y=torch.ones(BATCH, dtype=torch.long))
+    assert not method.residual(drawn(BATCH, CLASSES), batch, noro_visit(1, torch.tensor(0.0), alone)).any()
+    with pytest.raises(FedkeelError, match="one class only"):
+        method.check(np.array([[0, 3, 0], [0, 0, 0], [5, 0, 0]]), ["a", "b", "c"])
+    method.check(np.array([[0, 3, 0], [1, 5, 0]]), ["a", "b"])
 
 
 # ---- FedCorr

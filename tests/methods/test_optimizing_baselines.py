@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from test_steps import ENGINES, X, Y, two_clients
 
 from federations import TASK, clients, played
 from fedkeel.config import load
@@ -25,7 +26,6 @@ from fedkeel.methods.fedprox import FedProx
 from fedkeel.methods.scaffold import Scaffold
 from fedkeel.methods.server_optimizers import FedAdam, FedAvgM
 from fedkeel.tree import Tree
-from test_steps import ENGINES, X, Y, two_clients
 
 TWO = Task(dim=2, classes=3, clients=2, seed=0)
 ROWS = [np.array([0]), np.array([1, 2])]

@@ -168,7 +168,9 @@ def test_fedsa_lora_s_global_model_is_the_frozen_network() -> None:
     state = State(noise(state.shared))
     assert not [name for name in state.shared if name.startswith("B.")]
     with torch.no_grad():
-        expected = rows().features() @ state.shared["head.weight"].T + state.shared["head.bias"]
+        features = rows().features()
+        scaled = features / features.norm(dim=1, keepdim=True) * WIDTH**0.5
+        expected = scaled @ state.shared["head.weight"].T + state.shared["head.bias"]
         torch.testing.assert_close(method.predict(state, {}, rows()), expected)  # type: ignore[arg-type]
         own = method.predict(state, noise(method.private(state)), rows())  # type: ignore[arg-type]
     assert (own - expected).abs().max() > 1e-3
@@ -204,4 +206,5 @@ def test_pfpt_s_server_matches_before_it_averages() -> None:
     theirs = torch.stack([truth, truth.flip(0)]) - state.shared["prompts"]
     mean = {name: torch.zeros_like(value) for name, value in state.shared.items() if name != "prompts"}
     update = Update(mean, {"prompts": theirs}, torch.tensor([0, 1]), torch.tensor([3.0, 5.0]), 1)
-    torch.testing.assert_close(method.merge(state, update, method.plan(1)[0]).shared["prompts"], truth)
+    found = method.merge(state, update, method.plan(1)[0]).shared["prompts"]
+    torch.testing.assert_close(found.sort(0, descending=True).values, truth)  # their order means nothing

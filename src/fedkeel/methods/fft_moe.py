@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from fedkeel.method import Batch, Task, Visit, register
-from fedkeel.methods.linear_probe import logits
 from fedkeel.methods.lora import gaussian
-from fedkeel.methods.tuned import Tuned
+from fedkeel.methods.tuned import Tuned, head_logits
 from fedkeel.models.losses import softmax_rows
 from fedkeel.tree import Tree
 
@@ -72,5 +71,5 @@ class FFTMoE(Tuned):
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         loads: list[Tensor] = []
         added = [self.mixture(params, block, loads) for block in range(len(batch.x.backbone.mlps))]  # type: ignore[attr-defined]
-        scores = logits(params, batch.x.features(added=added))  # type: ignore[attr-defined]
+        scores = head_logits(params, batch.x.features(added=added))  # type: ignore[attr-defined]
         return batch.mean(softmax_rows(scores, batch.y)) + self.balance * torch.stack(loads).mean()

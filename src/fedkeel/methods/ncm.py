@@ -6,7 +6,8 @@ NeurIPS 2023: client k sends the sum of its features and its row count for each 
 and a row goes to the class whose mean it has the largest cosine with. On both of our federations the cosine is better
 than the Euclidean distance for centred features.
 
-Our choices: a class that nobody has seen is never chosen; scores are a softmax at temperature 0.1.
+Our choices: a class that nobody has seen is never chosen; scores are a softmax at temperature 0.07,
+which has the least log loss on both of our federations.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor
 from fedkeel.method import State, Task, Visit, register
 from fedkeel.methods.closed_form import ClosedForm
 from fedkeel.methods.linear_probe import BIAS, WEIGHT
-from fedkeel.methods.ridge import TEMPERATURE, no_head
+from fedkeel.methods.ridge import no_head
 from fedkeel.models.ridge import CLASS_ROWS, CLASS_SUMS, class_sums, no_class_sums
 from fedkeel.tree import Tree
 
+TEMPERATURE = 0.07
 NEVER = -1e9
 """A logit below all others that is still a number."""
 

@@ -2,17 +2,17 @@
 
 Fanì, Camoriano, Caputo, Ciccone, Accelerating Heterogeneous Federated Learning with Closed-form Classifiers, ICML 2024,
 arXiv 2406.01116: client k sends A_k = sum x x^T and b_k = sum x y^T over its rows, the server solves
-    W* = (sum_k A_k + lambda I)^-1 sum_k b_k
-and divides each class's weights and bias by the weights' norm, which matters where classes differ in size. AFL (He et
-al., CVPR 2025, arXiv 2405.16240) reaches the same head by merging the clients' solutions.
+    W* = (sum_k A_k + lambda I)^-1 sum_k b_k.
+The authors' code then divides each class's weights and bias by the weights' norm, which matters where classes differ
+in size. AFL (He et al., CVPR 2025, arXiv 2405.16240) reaches the same head by merging the clients' solutions.
 
 Our choices: the intercept is not penalised (fedkeel.models.ridge says how it comes from the sums); lambda is relative
 to the mean diagonal and chosen by generalised cross-validation on the server, which needs no held-out rows, no further
 exchange, and depends on nothing but the sums; the weights get the length they have on average instead of 1, so that
-logits stay near 0 .. 1; scores are a softmax at temperature 0.1.
+logits stay near 0 .. 1; scores are a softmax at temperature 0.1, with the least log loss on both of our federations.
 
-Invariance, measured on 20 Newsgroups: over partitions and participation, sums and heads in float64 agree to a relative
-1e-12 for l2 features, to TOLERANCE for centred ones, whose mean is itself exchanged in float32.
+Invariance, measured on 20 Newsgroups over four partitions, in one round and at participation 0.1 in ten: the heads in
+float64 agree to a relative 2e-13 on l2 features, and to 2e-7 on centred ones, whose mean is exchanged in float32.
 
 What leaks: besides what closed_form.py says, a client's second moments sum x x^T. Of a client with fewer rows than
 features they give away the span of its rows.

@@ -1,11 +1,13 @@
 """Fed3R-RF: the ridge head on random Fourier features, still one exchange and still exact for every partition.
 
-Fanì et al., ICML 2024, arXiv 2406.01116, Section 4 ("Fed3R-RF"), after Rahimi and Recht, NeurIPS 2007:
+Fanì et al., ICML 2024, arXiv 2406.01116 ("Fed3R-RF"), after Rahimi and Recht, NeurIPS 2007:
     phi(x) = sqrt(2 / D) cos(Omega x + b),  Omega ~ N(0, gamma^2 I),  b ~ U[0, 2 pi),
 whose inner products approximate the Gaussian kernel exp(-gamma^2 |x - x'|^2 / 2). Omega and b are drawn on every side
 from the seed, which is all that goes down; the finished model carries them.
 
-Our choices: D = 2000 and gamma = 0.4, which suits rows of unit length (``data.features`` centred or l2).
+Our choices: D = 2000 and gamma = 0.4, which suits rows of unit length (``data.features`` centred or l2). Rows are
+mapped in float32, so partitions agree to about 1e-6; sums and solution are float64 as in ridge.py. Each client sends
+D (D + 1) / 2 numbers, however few rows it has: 16 MB for D = 2000.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What all methods that tune a transformer share: a softmax head on features that the method's own parameters shape.
 
 A method adds ``adapters``, its parameters at the start, and ``adapted``, what they do to the frozen network. The head
-starts at zero (our choice, as for the heads on frozen features). Inputs, not features, are read in every step.
+starts at zero, and its features have length sqrt(d), as after a layer norm: the learning rates of the papers are those
+of transformers whose features have it (both our choices). Inputs, not features, are read in every step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedkeel.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
@@ -50,7 +52,11 @@ class Tuned(Trained):
         return batch.mean(softmax_rows(self.logits(whole, batch.x), batch.y))
 
     def logits(self, params: Tree, x: Any) -> Tensor:
-        return logits(params, x.features(**self.adapted(params, x)))
+        return head_logits(params, x.features(**self.adapted(params, x)))
 
     def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
         return torch.cat([self.logits({**state.shared, **mine}, part) for part in x.parts(PART)])
+
+
+def head_logits(params: Tree, features: Tensor) -> Tensor:
+    return logits(params, features.shape[-1] ** 0.5 * normalize(features, dim=-1))

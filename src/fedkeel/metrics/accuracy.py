@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,3 +55,32 @@ def per_client_mix(per_class: list[float | None], label_counts: np.ndarray) -> l
     weights = label_counts * known
     totals = weights.sum(1)
     return [float(row @ values / total) if total else None for row, total in zip(weights, totals, strict=True)]
+
+
+def personal_accuracy(
+    predict: Callable[[int, Tensor], Tensor],
+    clients: Sequence[int],
+    test: tuple[Tensor, Tensor, Ownership | None],
+    label_counts: np.ndarray,
+) -> list[float | None]:
+    """Accuracy of the model that each of the clients has for itself: on its own test rows, or weighted by its classes.
+
+    ``predict(client, rows)`` gives logits; ``test`` is (rows, labels, who owns which).
+    """
+    x, y, owned = test
+    found: list[float | None] = []
+    for client in clients:
+        model = partial(predict, client)
+        if owned is None:  # rows of classes that the client does not hold have no weight
+            rows = torch.from_numpy(label_counts[client] > 0)[y].nonzero().flatten()
+        else:
+            rows = torch.from_numpy(owned.of(client))
+        if not len(rows):
+            found.append(None)
+            continue
+        evaluation = evaluate(model, x[rows], y[rows])
+        if owned is None:
+            found += per_client_mix(evaluation.per_class(label_counts.shape[1]), label_counts[[client]])
+        else:
+            found.append(evaluation.accuracy)
+    return found

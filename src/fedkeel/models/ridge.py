@@ -86,8 +86,7 @@ def _cross_validation(values: Tensor, along: Tensor, lambdas: Tensor, n: Tensor,
 @lru_cache(maxsize=4)
 def _upper(dim: int) -> Tensor:
     """Where the upper triangle of a square matrix lies in its flat entries."""
-    row, column = torch.triu_indices(dim, dim)
-    return row * dim + column
+    return torch.arange(dim * dim).view(dim, dim)[torch.ones(dim, dim, dtype=torch.bool).triu()]
 
 
 def _symmetric(upper: Tensor, dim: int) -> Tensor:

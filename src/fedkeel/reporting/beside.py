@@ -194,11 +194,14 @@ def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[R
     """The part of a page that holds the paper's numbers next to ours, as HTML."""
     heads = columns(runs)
     note = (
-        f"{paper.authors}, {paper.title}, {paper.where}. Non-IID is the mean over shard-1, shard-2 and "
-        "bernoulli-dirichlet, as in the paper. Ours: mean over the seeds ± sample standard deviation (of the mean over "
-        "those splits, where there are several; the paper does not say what its own ± is taken over). "
-        f"{NOTHING}: not in the paper, or not run at this scale."
+        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. The paper "
+        f"does not say what its own ± is taken over. {NOTHING}: not in the paper, or not run at this scale."
     )
+    if any(len(claim.partitions) > 1 for source in sources for claim in source.claims):
+        note += (
+            " Non-IID is the mean over shard-1, shard-2 and bernoulli-dirichlet, as in the paper: of each seed first, "
+            "then over the seeds."
+        )
     parts = [f"<p>{escape(note)}</p>"]
     for source in sources:
         found = lines(source, runs)
@@ -221,13 +224,10 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
 
     out = StringIO()
     console = Console(file=out, width=100, color_system=None)
-    seen: list[tuple[Claim, ...]] = []
     for source in sources:
         found = [line for line in lines(source, runs) if line.claim.metric in HEADLINE]
-        claims = tuple(line.claim for line in found)
-        if not found or claims in seen:  # the paper repeats itself, a terminal need not
+        if not found:
             continue
-        seen.append(claims)
         metrics = {line.claim.metric for line in found}
         head, rows, words = _cells(found, columns(runs))
         if len(metrics) > 1:

@@ -52,10 +52,11 @@ MEASURES = (
     ),
 )
 GEOMETRY_NOTE = (
-    "Of the training features as the heads see them. Good features have a small alignment (two rows of a class are "
-    "close), a small intra (rows are close to the centre of their class), a large inter (centres of classes are far "
-    "apart) and so a small ratio of the two: below 1, a row is on average nearer to its own centre than centres are "
-    "to each other. All distances are squared. The mean's share is of the features as encoded: near 0 % is good; "
+    "Of the training features as the heads see them; all distances are squared. Good features have a small alignment "
+    "(two rows of a class are close), a small intra (rows are close to the centre of their class), a large inter "
+    "(centres of classes are far apart) and so a small ratio of the two: below 1, a row is on average nearer to its "
+    "own centre than centres are to each other. Compare encoders by the ratio: where all rows share one mean, "
+    "alignment and intra are small as well. The energy in that mean is of the features as encoded: near 0 % is good; "
     "above 50 %, leave the features centred."
 )
 

@@ -26,6 +26,8 @@ MOST_LINES = 6
 MOST_REFUSED = 100
 MEANINGS = {
     "Accuracy": "Share of the test rows that the global model names rightly, after the last round.",
+    "Personal": "Of methods that leave every client a model of its own: its accuracy on the client's own test rows or, "
+    "where clients keep none, on all test rows weighted by the client's classes; mean over the clients.",
     "R(t)": "100 × accuracy after round t over the accuracy, after the same round, of the IID twin: the run with the "
     "same data, method, settings and seed whose clients hold random equal shares (or, if only some clients take part "
     "in a round and no IID run is like that, the one in which all do). 100 means that nothing was lost to the "

@@ -198,12 +198,14 @@ def client_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
             marks: dict[str, Any] = {"marker": look.marker(group.method), "markevery": max(1, len(values) // 40)}
             colour = look.colour(group)
             axes.plot(share, values, markersize=4.5, linewidth=1.4, color=colour, label=group.method, **marks)
+            if len(own := np.sort(group.per_client("personal"))):
+                axes.plot(share, own, linestyle=":", linewidth=1.8, color=colour, label=f"{group.method}, own models")
         axes.set_xlim(0, 100)
         axes.set_ylim(-3, 103)
         axes.grid(axis="y")
         axes.set_xlabel("clients, from worst to best served, %")
         axes.set_title("accuracy of the client, %")
-        _legend(axes, len(groups) > 1)
+        _legend(axes, len(axes.lines) > 1)
 
     lowest = min(float(np.quantile(values, 0.1)) for values in clients)
     bases = sorted({run.end["per_client_basis"] for group in groups for run, _ in group.shown if run.end})

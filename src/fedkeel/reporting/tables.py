@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
@@ -32,6 +32,7 @@ SPLIT_SETTINGS = {"kind", "classes_per_client", "alpha", "p", "exponent"}
 IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift"}
 MEASURES = (
     "accuracy",
+    "personal",
     "retained",
     "acc95",
     "bytes_up",
@@ -71,9 +72,9 @@ class Group:
         table = np.array([[np.nan if accuracy is None else accuracy for accuracy in end] for end in ends])
         return np.asarray(100 * table.mean(axis=0))
 
-    def per_client(self) -> np.ndarray:
-        """Accuracy of each client that was measured in percent, the finished runs one after the other."""
-        ends = [run.end["per_client"] for run in self.runs if run.end]
+    def per_client(self, model: Literal["per_client", "personal"] = "per_client") -> np.ndarray:
+        """Accuracy of the global or the personal model at each client that was measured, in percent, run after run."""
+        ends = [run.end.get(model, []) for run in self.runs if run.end]
         return np.array([100 * accuracy for end in ends for accuracy in end if accuracy is not None])
 
     def traffic(self) -> np.ndarray:
@@ -132,6 +133,7 @@ def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
         "seed": record.seed,
         "finished": record.end is not None,
         "accuracy": record.end["accuracy"] if record.end else curve[-1] if curve else None,
+        "personal": record.end.get("personal_mean") if record.end else None,
         "retained": _retained_at_end(curve, iid.accuracy_curve if iid else []),
         "acc95": acc95,
         "bytes_up": record.bytes_up,
@@ -204,13 +206,14 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("Method", overflow="fold")
     table.add_column("Split", overflow="fold")
-    for head in ("Accuracy %", "R(final) %", "Acc@95", "Up", "Down", "Time"):
+    personal = ["Personal %"] if _has_personal(rows) else []
+    for head in ("Accuracy %", *personal, "R(final) %", "Acc@95", "Up", "Down", "Time"):
         table.add_column(head, justify="right", no_wrap=True)
     room = 20 if all(row["accuracy_std"] is None for row in rows) else 10  # without ± there is more of it
     for row in rows:
         # Text is never read as markup.
         names = [_narrow(row["method"], 11), _narrow(row["partition"], room)]
-        table.add_row(*map(Text, [*names, *_summary_numbers(row)]))
+        table.add_row(*map(Text, [*names, *_summary_numbers(row, bool(personal))]))
     if not all(row["finished"] for row in rows):
         table.caption = "* not finished: the numbers are those of the last completed round"
     return table
@@ -232,15 +235,16 @@ def summary_html(rows: Sequence[Mapping[str, Any]]) -> str:
         "Split",
         "Seeds",
         "Accuracy, %",
+        *(["Personal, %"] if _has_personal(rows) else []),
         "R(final), %",
         "Acc@95, rounds",
         "Bytes up",
         "Bytes down",
         "Time",
     ]
-    return html_table(
-        head, [[row["method"], row["partition"], str(row["seeds"]), *_summary_numbers(row)] for row in rows]
-    )
+    numbers = [_summary_numbers(row, _has_personal(rows)) for row in rows]
+    names = [[row["method"], row["partition"], str(row["seeds"])] for row in rows]
+    return html_table(head, [[*mine, *cells] for mine, cells in zip(names, numbers, strict=True)])
 
 
 def cost_html(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -287,16 +291,26 @@ def _align(column: int, words: int) -> str:
     return "" if column < words else ' class="number"'
 
 
-def _summary_numbers(row: Mapping[str, Any]) -> list[str]:
-    accuracy, std = (None if row[key] is None else 100 * row[key] for key in ("accuracy", "accuracy_std"))
+def _has_personal(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some run gave every client a model of its own."""
+    return any(row["personal"] is not None for row in rows)
+
+
+def _summary_numbers(row: Mapping[str, Any], personal: bool) -> list[str]:
     return [
-        format_spread(accuracy, std, digits=2) + ("" if row["finished"] else " *"),
+        _percent(row, "accuracy") + ("" if row["finished"] else " *"),
+        *([_percent(row, "personal")] if personal else []),
         format_spread(row["retained"], row["retained_std"], digits=1),
         _rounds(row),
         format_bytes(row["bytes_up"]),
         format_bytes(row["bytes_down"]),
         format_seconds(row["seconds"]),
     ]
+
+
+def _percent(row: Mapping[str, Any], measure: str) -> str:
+    mean, std = (None if row[key] is None else 100 * row[key] for key in (measure, f"{measure}_std"))
+    return format_spread(mean, std, digits=2)
 
 
 def _rounds(row: Mapping[str, Any]) -> str:
