@@ -26,7 +26,7 @@ from fedkeel.tree import Tree, digest
 find("fedavg")  # registers the package's methods
 ROUNDS = 3
 VARIANTS: dict[str, Method] = {
-    name: cls(rounds=ROUNDS, participation=0.7, **({"batch": 8} if "batch" in cls.model_fields else {}))
+    name: cls(rounds=ROUNDS, participation=0.7, **({"batch": 8, "epochs": 2} if "batch" in cls.model_fields else {}))
     for name, cls in METHODS.items()
 }
 VARIANTS |= {
@@ -42,6 +42,7 @@ VARIANTS |= {
     "scaffold": Scaffold(rounds=ROUNDS, participation=0.7, bias=True, batch=8, lr=0.05),  # its lr is for unit length
     "personal bias": PersonalBias(rounds=ROUNDS, participation=0.7),
     "ridge-rf": METHODS["ridge-rf"](rounds=ROUNDS, participation=0.7, features=40),
+    "ridge, held-out penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, choice="held-out"),
     "ridge, given penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, penalty=0.1, normalise=False),
 }
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())

@@ -20,7 +20,7 @@ from fedkeel.method import Method, State, Task
 from fedkeel.methods.closed_form import ClosedForm
 from fedkeel.methods.ncm import NCM
 from fedkeel.methods.oll import OLL
-from fedkeel.methods.ridge import Ridge
+from fedkeel.methods.ridge import Ridge, held_out
 from fedkeel.methods.ridge_rf import RidgeRF, drawn, mapped
 from fedkeel.metrics.accuracy import personal_accuracy
 from fedkeel.models.ridge import GRID, row_sums, solve
@@ -178,7 +178,9 @@ def test_random_features_approximate_the_gaussian_kernel() -> None:
     phi = mapped(x, *drawn(7, 3, 40_000, 0.6))
     kernel = torch.exp(-0.36 * torch.cdist(x, x).square() / 2)
     torch.testing.assert_close(phi @ phi.T, kernel, rtol=0, atol=0.03)
-    assert not torch.equal(drawn(7, 3, 50, 0.6)[0], drawn(8, 3, 50, 0.6)[0])
+    omega = drawn(7, 3, 50, 0.6)[0]
+    torch.testing.assert_close(omega[:3] @ omega[:3].T, torch.diag(omega[:3].square().sum(1)), rtol=0, atol=1e-6)
+    assert not torch.equal(omega, drawn(8, 3, 50, 0.6)[0])
 
 
 def test_ridge_rf_is_the_ridge_of_the_mapped_rows() -> None:
@@ -275,3 +277,27 @@ def test_a_run_without_personal_models_says_nothing_of_them(tmp_path: Path) -> N
         names, scores = result.model.predict(rows)
         assert len(names) == 5
         assert (scores > 0.1).all()
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.34])
+def test_a_penalty_chosen_on_held_out_rows(participation: float) -> None:
+    """Fitted by scikit-learn on the rows that are not held out and scored on the others; the winner gets all rows.
+
+    With a third of the clients per round, grid and counts of each round are of the clients heard by then."""
+    who, method = clients(), Ridge(choice="held-out", normalise=False, rounds=3, participation=participation)
+    states, _ = play(method, who)
+    x, y = who.x.numpy(), who.y.numpy()
+    out = held_out(who.x).numpy()
+    assert 0.1 < out.mean() < 0.3
+    if participation == 1.0:
+        fits = [pooled(x[~out], y[~out], penalty) for penalty in GRID]
+        right = np.array([(fit.predict(x[out]).argmax(1) == y[out]).sum() for fit in fits])
+        np.testing.assert_allclose(states[-1].server["sum.right"], right)
+        close(states[-1], pooled(x, y, GRID[int(right.argmax())]))
+    assert int(states[-1].server["sum.rows"].sum()) == len(y)
+
+
+def test_held_out_rows_are_the_same_whoever_holds_them() -> None:
+    x = clients().x
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(held_out(x)[order], held_out(x[order]))

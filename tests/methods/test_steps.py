@@ -75,7 +75,7 @@ def test_ova_lp_one_stage(engine: type) -> None:
 
 @ENGINES
 def test_ova_lp_by_evidence(engine: type) -> None:
-    """The updates are those of ``one_stage``. Evidence e_c = n_c + (n - n_c) / 2: a has one row of class 0: (1, .5, .5);
+    """The updates are those of ``one_stage``. Evidence e_c = n_c + (n - n_c) / 2: a has a row of class 0: (1, .5, .5);
     b two rows of class 1: (1, 2, 1). Row by row, W = (e_a W_a + e_b W_b) / (e_a + e_b):
     W_0 = ((.3, 0) + (-.45, -.45)) / 2 = (-.075, -.225), W_1 = (.5 (-.3, 0) + 2 (.45, .45)) / 2.5 = (.3, .36),
     W_2 = (.5 (-.3, 0) + (-.45, -.45)) / 1.5 = (-.4, -.3).

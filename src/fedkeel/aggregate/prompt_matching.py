@@ -1,11 +1,12 @@
 """Which of the clients' prompts are versions of the same one: the server's part of probabilistic prompt tuning.
 
-Every client's prompts are seen as a draw from unknown global prompts theta_i ~ N(m, diag S): client k has global prompt
-i with chance p_i, and then holds a version of it, N(theta_i, diag s2). Given theta, the likeliest assignment of a
-client's prompts w to distinct global ones, old or new, is a linear assignment with the costs
-    old:  |w - theta_i|^2_{1/s2} / 2 + sum(log s2) / 2 - log(p_i / (1 - p_i))
-    new:  |w - m|^2_{1/S} / 2 + sum(log S) / 2 - log(p_0 / (1 - p_0));
-given the assignments, theta_i is the mean of its versions and s2 their spread. The two steps alternate.
+Every client's prompts are seen as a draw from unknown global prompts theta_i ~ N(m, S): client k has global prompt i
+with chance p_i, and then holds a version of it, N(theta_i, s2), the same in all d directions. Given theta, the likeliest
+assignment of a client's prompts w to distinct global ones, old or new, is a linear assignment with the costs
+    old:  |w - theta_i|^2 / (2 s2) + d log(s2) / 2 - log(p_i / (1 - p_i))
+    new:  |w - m|^2 / (2 S) + d log(S) / 2 - log(p_0 / (1 - p_0));
+given the assignments, theta_i is the mean of its versions. The two steps alternate. m and S are the mean and variance
+of all prompts, s2 a fixed part of S: learnt from the assignments it would shrink around the first ones and freeze them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 LOOPS = 50
+NEAR = 0.1
+"""s2 over S: versions of one prompt are nearer to each other than prompts are."""
 PRIOR = 0.5
 """Counts added on both sides of p_i, so that no chance is 0 or 1; p_0 has nothing else."""
 
@@ -26,8 +29,8 @@ def match(prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from scipy.optimize import linear_sum_assignment
 
     clients, n, dim = prompts.shape
-    middle, whole = prompts.mean(axis=(0, 1)), prompts.var(axis=(0, 1)) + 1e-12
-    theta, spread = prompts.reshape(-1, dim).astype(np.float64), whole
+    middle, whole = prompts.mean(axis=(0, 1)), float(prompts.var(axis=(0, 1)).mean()) + 1e-12
+    theta, spread = prompts.reshape(-1, dim).astype(np.float64), NEAR * whole
     held = np.arange(clients * n).reshape(clients, n)
     count = np.ones(clients * n, dtype=np.int64)
     for _ in range(LOOPS):
@@ -47,14 +50,13 @@ def match(prompts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         theta = np.zeros((len(used), dim))
         np.add.at(theta, held, prompts)
         theta /= count[:, None]
-        spread = ((prompts - theta[held]) ** 2).mean(axis=(0, 1)) + 1e-6 * whole
         if np.array_equal(held, before):
             break
     return theta, count, held
 
 
-def _surprise(w: np.ndarray, centre: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """- log N(w; centre, diag variance) up to a constant."""
+def _surprise(w: np.ndarray, centre: np.ndarray, variance: float) -> np.ndarray:
+    """- log N(w; centre, variance) up to a constant."""
     return np.asarray(((w - centre) ** 2 / variance + np.log(variance)).sum(axis=-1) / 2)
 
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.method import State, Task, Visit, register
-from fedkeel.methods.closed_form import ClosedForm
+from fedkeel.methods.closed_form import ClosedForm, no_head
 from fedkeel.methods.linear_probe import BIAS, WEIGHT
-from fedkeel.methods.ridge import no_head
 from fedkeel.models.ridge import CLASS_ROWS, CLASS_SUMS, class_sums, no_class_sums
 from fedkeel.tree import Tree
 

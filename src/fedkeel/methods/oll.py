@@ -27,7 +27,8 @@ class OLL(Ridge):
 
     def plan(self, round: int) -> list[Phase]:
         tell = Phase("tell-head", gets=("head.",), cohort="all", epochs=0)
-        return [self.phase(), tell] if round == self.rounds else [self.phase()]
+        phases = super().plan(round)
+        return [*phases, tell] if round == self.rounds else phases
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         sends = super().measure(x, y, visit)[0] if visit.phase.sends else {}

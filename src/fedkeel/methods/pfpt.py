@@ -4,7 +4,7 @@ Weng et al., Probabilistic Federated Prompt-Tuning with Non-IID and Imbalanced D
 that clients agree on, so the server asks which of the clients' prompts are versions of the same global one
 (``aggregate/prompt_matching.py``) before it averages them. The head is averaged by rows.
 
-Our choices: the covariance and the chance of each global prompt are estimated in closed form, where the released code
+Our choices: the covariance is fixed and the chance of each global prompt counted, where the released code
 trains two small networks for them; of the global prompts the ``prompts`` ones that most clients hold go down, so that
 all clients keep equally many; prompts come after the first token, and take part in a mean over tokens.
 Settings of OvA-LP's Table 8: 10 prompts, Adam lr 1e-4 with betas 0.9, 0.98 and eps 1e-6, 5 epochs, batch 16, 10 %.

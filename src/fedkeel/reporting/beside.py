@@ -194,8 +194,8 @@ def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[R
     """The part of a page that holds the paper's numbers next to ours, as HTML."""
     heads = columns(runs)
     note = (
-        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. The paper "
-        f"does not say what its own ± is taken over. {NOTHING}: not in the paper, or not run at this scale."
+        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. The "
+        f"paper does not say what its own ± is taken over. {NOTHING}: not in the paper, or not run at this scale."
     )
     if any(len(claim.partitions) > 1 for source in sources for claim in source.claims):
         note += (

@@ -152,8 +152,8 @@ def _lead(records: Sequence[Record], found: Sequence[Group]) -> str:
     ran = f"{_count(len(records), 'run')}: " if len(records) > 1 else ""
     sentence = (
         f"{ran}{_list(_sources(records))} (features: {_list(encoders)}), split over {_list(f'{n:,}' for n in clients)} "
-        f"{'client' if clients == [1] else 'clients'} by {_list(dict.fromkeys(group.partition for group in found))}, "
-        f"trained with {_list(dict.fromkeys(group.method for group in found))} for {_list(map(str, rounds))} "
+        f"{'client' if clients == [1] else 'clients'} by {_list(dict.fromkeys(_spoken(group.partition) for group in found))}, "
+        f"trained with {_list(dict.fromkeys(_spoken(group.method) for group in found))} for {_list(map(str, rounds))} "
         f"{'round' if rounds == [1] else 'rounds'}, {'seed' if len(seeds) == 1 else 'seeds'} {_list(map(str, seeds))}."
     )
     facts = f"{data['train_rows']:,} training rows, {data['test_rows']:,} test rows, {len(data['classes'])} classes"
@@ -343,6 +343,12 @@ def _sources(records: Sequence[Record]) -> list[str]:
 
 def _name(run: Record) -> str:
     return run.folder.name
+
+
+def _spoken(label: str) -> str:
+    """A label in a sentence that has commas of its own: ova-lp, stages=1 -> ova-lp (stages=1)."""
+    name, comma, settings = label.partition(", ")
+    return f"{name} ({settings})" if comma else name
 
 
 def _list(words: Iterable[str]) -> str:
