@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_browser import write_run
+from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F401  a fixture
 from test_report import Page
 
 import fedkeel as fk
 from fedkeel.events import Record
 from fedkeel.grid import Cell
-from fedkeel.reporting import beside, paper, plots, tables
+from fedkeel.reporting import beside, html, paper, plots, tables
 from fedkeel.reporting.beside import METRICS, Ran
 from fedkeel.reporting.paper import IID, NON_IID, PAPERS, RECIPES, Claim, Source
 
@@ -282,6 +283,29 @@ def test_every_figure_and_table_can_be_shown(name: str, few: list[Ran], monkeypa
     digits = METRICS[source.claims[0].metric].digits
     assert f"{source.claims[0].value:.{digits}f}" in page
     assert (source.name in beside.text([source], few)) is any(c.metric in beside.HEADLINE for c in source.claims)
+
+
+def test_methods_are_compared_one_setting_after_the_other(few: list[Ran]) -> None:
+    """Table 2 has eight methods at eight settings: the setting is a heading, not a column."""
+    page = beside.section(PAPERS["ova-lp"], "", RECIPES["ova-lp/noise"], few)
+    above = re.findall(r'<tr class="above"><th [^>]*>([^<]+)</th></tr>', page)
+    assert above[:2] == ["Accuracy, %: symmetric noise 0.30", "Decline, %: symmetric noise 0.40"]
+    assert len(above) == 8
+    assert '<th scope="col">Method</th><th scope="col" class="number">Paper</th>' in page
+
+
+def test_the_page_shows_on_every_screen(few: list[Ran], browser: Browser, tmp_path: Path) -> None:  # noqa: F811
+    opening = beside.section(PAPERS["ova-lp"], "Figure 3", RECIPES["ova-lp/ablation"], few)
+    parts = [html.Part(title, [run.record for run in few[:8]]) for title in ("My data", "The same once more")]
+    text = html.book("A recipe", "What it shows", "fedkeel reproduce it", ["a note"], opening, parts)
+    page = html.write(text, tmp_path / "page.html")
+    ids = Page(text).ids
+    assert len(ids) == len(set(ids)), "two parts may draw the same figure"
+    for screen in SCREENS.values():
+        seen = browser.open(page, screen)
+        assert faults(seen, screen) == []
+        assert seen["headings"] == ["A recipe", "Beside the paper: Figure 3", "My data", "The same once more",
+                                    "What the numbers mean"]  # fmt: skip
 
 
 def test_the_text_fits_a_terminal_and_repeats_nothing(few: list[Ran]) -> None:

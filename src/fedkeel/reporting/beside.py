@@ -186,7 +186,7 @@ def _further(source: Source, runs: Sequence[Ran]) -> list[Claim]:
                 for name in dict.fromkeys(ran.partition for ran in runs) if name not in known]  # fmt: skip
     known = {claim.where[source.by] for claim in source.claims}
     return [Claim(like.metric, 0, method=like.method, partitions=like.partitions, where={source.by: value},
-                  setting=f"{source.by.partition('.')[2]} {value}")
+                  setting=str(value) if source.by == "data.encoder" else f"{source.by.partition('.')[2]} {value}")
             for value in dict.fromkeys(ran.value(source.by) for ran in runs) if value not in known]  # fmt: skip
 
 
@@ -228,18 +228,14 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
         found = [line for line in lines(source, runs) if line.claim.metric in HEADLINE]
         if not found:
             continue
-        metrics = {line.claim.metric for line in found}
-        head, rows, words = _cells(found, columns(runs))
-        if len(metrics) > 1:
-            head.insert(words, "What")
-            for row, line in zip(rows, found, strict=True):
-                row.insert(words, METRICS[line.claim.metric].words)
-            words += 1
-        what = METRICS[metrics.pop()].words if len(metrics) == 1 else source.title
+        metrics, words = [METRICS[line.claim.metric].words for line in found], _words(found)
+        several = len(set(metrics)) > 1
+        head, rows = _cells(found, columns(runs), words | ({"What": metrics} if several else {}))
+        what = source.title if several else metrics[0]
         table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, title=f"{source.name}. {what}")
         table.title_justify = "left"
         for k, column in enumerate(head):
-            table.add_column(column, justify="left" if k < words else "right", overflow="fold")
+            table.add_column(column, justify="left" if k < head.index("Paper") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -249,27 +245,37 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
 
 def _table(found: Sequence[Line], heads: Sequence[str]) -> str:
     """An HTML table; where it has several metrics, each has a line of its own above its rows."""
-    metrics = [METRICS[line.claim.metric].words for line in found]
-    starts = [k for k in range(len(found)) if k == 0 or metrics[k] != metrics[k - 1]]
-    head, rows, words = _cells(found, heads)
-    return html_table(head, rows, words, {k: metrics[k] for k in starts} if len(starts) > 1 else {})
+    columns_of_words = _words(found)
+    above = [METRICS[line.claim.metric].words for line in found]
+    if "Method" in columns_of_words and "Setting" in columns_of_words:  # compare methods, one setting after the other
+        above = [f"{words}: {line.claim.setting}" for words, line in zip(above, found, strict=True)]
+        del columns_of_words["Setting"]
+    starts = [k for k in range(len(found)) if k == 0 or above[k] != above[k - 1]]
+    head, rows = _cells(found, heads, columns_of_words)
+    return html_table(head, rows, len(columns_of_words), {k: above[k] for k in starts} if len(starts) > 1 else {})
 
 
-def _cells(found: Sequence[Line], heads: Sequence[str]) -> tuple[list[str], list[list[str]], int]:
-    """Head and rows of a table, and how many of its columns are words: those that tell its rows apart."""
+def _words(found: Sequence[Line]) -> dict[str, list[str]]:
+    """The columns of words that tell the lines apart."""
     words = {
         "Method": [_method(line.claim) for line in found],
         "Split": [_split(line.claim.partitions) for line in found],
         "Setting": [line.claim.setting for line in found],
     }
-    shown = {head: column for head, column in words.items() if len(set(column)) > 1} or {"Method": words["Method"]}
+    return {head: column for head, column in words.items() if len(set(column)) > 1} or {"Method": words["Method"]}
+
+
+def _cells(
+    found: Sequence[Line], heads: Sequence[str], words: Mapping[str, Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: columns of words, the paper's, ours."""
     rows = []
     for k, line in enumerate(found):
         digits = METRICS[line.claim.metric].digits
         paper = format_spread(line.paper, line.claim.std, 0 if line.claim.metric == "acc95" else digits)
         ours = [format_spread(o.mean, o.std, digits) if o else NOTHING for o in line.ours]
-        rows.append([*(column[k] or NOTHING for column in shown.values()), paper, *ours])
-    return [*shown, "Paper", *(f"Ours: {head}" for head in heads)], rows, len(shown)
+        rows.append([*(column[k] or NOTHING for column in words.values()), paper, *ours])
+    return [*words, "Paper", *(f"Ours: {head}" for head in heads)], rows
 
 
 def _method(claim: Claim) -> str:
@@ -281,39 +287,41 @@ def _split(partitions: Sequence[str]) -> str:
 
 
 def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.Picture:
-    """The paper's bars next to ours, a group of them for each line."""
-    series: list[tuple[str, str, list[tuple[float, float | None] | None]]] = [
-        ("paper", plots.MUTED, [None if line.paper is None else (line.paper, line.claim.std) for line in found])
-    ]
-    for k, head in enumerate(heads):
-        values = [(o.mean, o.std) if (o := line.ours[k]) else None for line in found]
-        series.append((f"ours: {head}", plots.COLOURS[k % len(plots.COLOURS)], values))
-    group = len(series) + 0.8
+    """The paper's bars next to ours, a group of them for each line; a number that is missing takes no room."""
+    colours = [plots.MUTED, *(plots.COLOURS[k % len(plots.COLOURS)] for k in range(len(heads)))]
+    labels = ["paper", *(f"ours: {head}" for head in heads)]
+    drawn: list[list[tuple[float, float, float]]] = [[] for _ in labels]  # place, mean and deviation of each bar
+    middles, place = [], 0.0
+    for line in found:
+        paper = None if line.paper is None else Ours(line.paper, line.claim.std)
+        known = [(k, number) for k, number in enumerate((paper, *line.ours)) if number]
+        for k, number in known:
+            drawn[k].append((place, number.mean, number.std or 0.0))
+            place += 1
+        middles.append(place - (len(known) + 1) / 2)
+        place += 0.8
 
     def paint(axes: Axes) -> None:
         highest = 100.0
-        for k, (label, colour, values) in enumerate(series):
-            places = [group * row + k for row, value in enumerate(values) if value]
-            known = [value for value in values if value]
-            means, errors = [mean for mean, _ in known], [std or 0.0 for _, std in known]
+        for label, colour, numbers in zip(labels, colours, drawn, strict=True):
+            places, means, errors = (list(column) for column in zip(*numbers, strict=True)) if numbers else ([], [], [])
             axes.barh(places, means, height=0.86, color=colour, label=label)
             if any(errors):
                 axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=plots.INK, elinewidth=1, capsize=2)
-            for place, mean, error in zip(places, means, errors, strict=True):
-                end = (mean + error, place)
+            for at, mean, error in numbers:
+                end = (mean + error, at)
                 axes.annotate(f"{mean:.1f}", end, (4, 0), textcoords="offset points", va="center", size=12)
                 highest = max(highest, mean + error)
-        names = [plots._short(_bar_name(source, line)) for line in found]
-        axes.set_yticks([group * row + (len(series) - 1) / 2 for row in range(len(found))], names)
+        axes.set_yticks(middles, [plots._short(_bar_name(source, line), 28) for line in found])
         axes.tick_params(axis="y", labelcolor=plots.INK)
-        axes.set_ylim(group * len(found) - 1.2, -0.8)
+        axes.set_ylim(place - 1.2, -0.8)
         axes.set_xlim(0, 1.12 * highest)
         axes.grid(axis="x")
         axes.set_xlabel(f"{METRICS[found[0].claim.metric].words} of the accuracy of the IID twin")
         plots._legend(axes, True)
 
     title = f"{source.name}: the paper's bars and ours"
-    svg = plots._draw(f"{source.name} bars", 1.0 + 0.23 * group * len(found), paint)
+    svg = plots._draw(f"{source.name} bars", 1.0 + 0.23 * place, paint)
     return plots.Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
 
 

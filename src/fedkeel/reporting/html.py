@@ -150,10 +150,14 @@ def _lead(records: Sequence[Record], found: Sequence[Group]) -> str:
     seeds = sorted({record.seed for record in records})
     encoders = dict.fromkeys(record.start["data"]["encoder"] for record in records)
     ran = f"{_count(len(records), 'run')}: " if len(records) > 1 else ""
+    splits, methods = (
+        _list(dict.fromkeys(map(_spoken, labels)))
+        for labels in ([group.partition for group in found], [group.method for group in found])
+    )
     sentence = (
         f"{ran}{_list(_sources(records))} (features: {_list(encoders)}), split over {_list(f'{n:,}' for n in clients)} "
-        f"{'client' if clients == [1] else 'clients'} by {_list(dict.fromkeys(_spoken(group.partition) for group in found))}, "
-        f"trained with {_list(dict.fromkeys(_spoken(group.method) for group in found))} for {_list(map(str, rounds))} "
+        f"{'client' if clients == [1] else 'clients'} by {splits}, "
+        f"trained with {methods} for {_list(map(str, rounds))} "
         f"{'round' if rounds == [1] else 'rounds'}, {'seed' if len(seeds) == 1 else 'seeds'} {_list(map(str, seeds))}."
     )
     facts = f"{data['train_rows']:,} training rows, {data['test_rows']:,} test rows, {len(data['classes'])} classes"

@@ -130,7 +130,7 @@ _FIGURE_5 = {
 _FIGURE_6 = {
     ("ViT-B/16", "hf:google/vit-base-patch16-224"): (92.9, 93.9),
     ("ViT-L/16", "hf:google/vit-large-patch16-224"): (97.4, 97.3),
-    ("DINOv2 ViT-L/14", "hf:facebook/dinov2-large"): (98.1, 96.7),
+    ("DINOv2-L/14", "hf:facebook/dinov2-large"): (98.1, 96.7),
 }
 _FIGURE_9 = {0.1: 91.4, 0.4: 96.8, 0.7: 97.5, 1.0: 97.7}
 _FIGURE_2 = {
