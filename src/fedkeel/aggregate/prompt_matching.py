@@ -1,7 +1,7 @@
 """Which of the clients' prompts are versions of the same one: the server's part of probabilistic prompt tuning.
 
 Every client's prompts are seen as a draw from unknown global prompts theta_i ~ N(m, S): client k has global prompt i
-with chance p_i, and then holds a version of it, N(theta_i, s2), the same in all d directions. Given theta, the likeliest
+with chance p_i, and then holds a version of it, N(theta_i, s2), the same in all d directions. Given theta, the best
 assignment of a client's prompts w to distinct global ones, old or new, is a linear assignment with the costs
     old:  |w - theta_i|^2 / (2 s2) + d log(s2) / 2 - log(p_i / (1 - p_i))
     new:  |w - m|^2 / (2 S) + d log(S) / 2 - log(p_0 / (1 - p_0));
