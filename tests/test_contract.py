@@ -22,6 +22,7 @@ from fedkeel.loop import ENGINES, Loop
 from fedkeel.method import METHODS, Method, State, Visit, find
 from fedkeel.methods.linear_probe import BIAS, WEIGHT
 from fedkeel.methods.scaffold import Scaffold
+from fedkeel.methods.tuned import Tuned
 from fedkeel.tree import Tree, digest
 
 find("fedavg")  # registers the package's methods
@@ -30,7 +31,7 @@ ROUNDS = 3
 
 def usual(method: type[Method]) -> dict[str, Any]:
     """Settings under which a method does all that it does, and soon."""
-    if method.reads == "inputs":
+    if issubclass(method, Tuned):
         return {"rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}
     return {"rounds": ROUNDS, "participation": 0.7, **({"batch": 8} if "batch" in method.model_fields else {})}
 

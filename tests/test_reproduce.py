@@ -156,7 +156,7 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", reference) or not colon
             if scale == "paper":
                 assert cell.experiment.data.source.startswith("hf:")
-    if scale == "paper" and name != "ova-lp/geometry":
+    if scale == "paper" and name != "ova-lp/geometry" and plan.grids:
         assert plan.seeds == (0, 42, 777, 1337, 15254)
         cells = [cell for grid in plan.grids for cell in grid.cells([0])]
         assert {cell.experiment.method["rounds"] for cell in cells} <= {50, 10, 1}
@@ -189,6 +189,8 @@ RECIPE_MISTAKES = [
     ('data = { source', 'dta = { source', "unknown key 'scales.laptop.grids.0.dta': did you mean"),
     ("seeds = [0]", "seeds = []", "scales.laptop.seeds: tuple should have at least 1 item"),
     ("scales.laptop", "scales.desk", "should be 'laptop' or 'paper'"),
+    ("[[scales.laptop.grids]]", "[[scales.paper.grids]]", "scales.laptop: value error, there should be grids"),
+    ('needs = "nothing"', 'needs = "nothing"\nfigures = ["theroy"]', "figures.0: input should be 'theory'"),
     ('name = "digits"', 'name = "../x"', "scales.laptop.grids.0.name: string should match"),
     ('title = "t"', 'title = "t', "mine.toml is not valid TOML"),
 ]  # fmt: skip

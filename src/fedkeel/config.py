@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 class Data(Section):
     source: str = "newsgroups20"
-    """newsgroups20, digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
@@ -42,6 +42,8 @@ class Data(Section):
     label_column: str = "label"
     text_column: str = "text"
     client_column: str = "client"
+    attribute_column: str = "attribute"
+    """what else is known of a row, for partition.kind = spurious"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
@@ -52,6 +54,12 @@ class Shift(Section):
     noise: Literal["none", "symmetric", "asymmetric"] = "none"
     noise_ratio: float = Field(0.0, ge=0, le=1)
     """share of each client's training labels that the noise is applied to"""
+    flip: float = Field(0.0, ge=0, le=1)
+    """share of the classes whose labels each client exchanges among one another, in all its rows; 0 = off"""
+    corruption: str = "none"
+    """of images: none, per-client (each client has one kind) or the kind that everybody has, such as fog"""
+    severity: int = Field(3, ge=1, le=5)
+    """of the corruption"""
 
 
 class Partition(Section):
@@ -65,6 +73,8 @@ class Partition(Section):
     """bernoulli-dirichlet: chance that a client may hold a class"""
     exponent: float = Field(2.0, ge=0)
     """zipf: rows of client k are proportional to k ** -exponent"""
+    correlation: float = Field(0.9, ge=0, le=1)
+    """spurious: share of a client's rows of a class that have the attribute value it connects with the class"""
     validation: float = Field(0.0, ge=0, lt=1)
     test: float = Field(0.0, ge=0, lt=1)
     """shares of each client's rows kept for its own validation and test"""
@@ -75,6 +85,8 @@ class Run(Section):
     engine: Literal["local", "wire"] = "local"
     threads: int = Field(0, ge=0)
     """CPU threads; 0 = all cores"""
+    keep: Literal["last", "best"] = "last"
+    """the finished model: after the last round, or after the round that is best on the clients' validation rows"""
     drift: bool = False
     """measure after every round how far clients pull apart (linear heads only); the report then shows it"""
 
@@ -103,7 +115,7 @@ class Experiment(Section):
 
     def with_texts(self, overrides: Iterable[str]) -> Experiment:
         """A copy with ``key=value`` texts applied, as --set gives them."""
-        changes = dict(_assignment(text) for text in overrides)
+        changes = dict(assignment(text) for text in overrides)
         return build(nested(changes), base=self.said(), where="--set") if changes else self
 
     def said(self) -> Said:
@@ -127,7 +139,7 @@ def given(config: str | Path | Experiment | None, overrides: Iterable[str] = ())
     A method that is chosen later then comes with its own defaults instead of those of another one.
     """
     said = config.said() if isinstance(config, Experiment) else _plain(config)
-    return laid(said, nested(dict(_assignment(text) for text in overrides)))
+    return laid(said, nested(dict(assignment(text) for text in overrides)))
 
 
 def _plain(path: str | Path | None) -> dict[str, Any]:
@@ -147,10 +159,18 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
     """An experiment from nested sections laid over others; every key and value is checked, the method's too."""
     from fedkeel.method import find, settings
 
-    experiment = _checked(Experiment, laid(base or {}, changes), where)
+    experiment = checked(Experiment, laid(base or {}, changes), where)
     named = find(str(experiment.method.get("name", DEFAULT_METHOD)))
     fields = {key: value for key, value in experiment.method.items() if key != "name"}
-    method = _checked(named, fields, where, prefix="method.")
+    method = checked(named, fields, where, prefix="method.")
+    if experiment.run.keep == "best":
+        if not experiment.partition.validation:
+            raise FedkeelError(
+                f"{where}: run.keep is 'best', but clients hold no rows back to judge by: set partition.validation, "
+                "e.g. 0.1"
+            )
+        if method.personal:
+            raise FedkeelError(f"{where}: run.keep is 'best', but {method.name} has personal models: set it to 'last'")
     if experiment.run.drift:
         from fedkeel.metrics.drift import linear_head
 
@@ -184,7 +204,7 @@ def _keys() -> list[str]:
     return own + [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
 
 
-def _checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
+def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
     """The model with these values; a key or value it does not take is told in one line."""
     try:
         return model.model_validate(values)
@@ -198,7 +218,7 @@ def _checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: 
         raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")

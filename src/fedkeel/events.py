@@ -11,6 +11,8 @@ from typing import Any
 
 from fedkeel.errors import FedkeelError
 
+EVENTS, PERSONAL = "events.jsonl", "personal"
+
 
 class Log:
     """Appends events to a file; each line is on disk before the run goes on."""
@@ -53,11 +55,19 @@ class Record:
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
     """accuracy, per_class, per_client, per_client_basis, digest, seconds, and of methods with personal
-    models personal, personal_mean; None while the run is not finished"""
+    models personal, personal_mean; of a folder of personal models the digest alone; None while not finished"""
     geometry: dict[str, Any] | None = None
     """of the prepared training features: alignment, intra, inter, ratio, intra_distance, inter_distance"""
     drift: list[dict[str, Any]] = field(default_factory=list)
     """if run.drift is set: round (0 = before training), phase and what ``metrics.drift.Drift`` holds"""
+    personal_test: dict[str, Any] | None = None
+    """of personal models: what they are tested on, basis, names and rows of each client's test set, and before, the
+    accuracy of the global model on each (None where there is no such model)"""
+    personal: list[dict[str, Any]] = field(default_factory=list)
+    """of each personal model: client, name, rows (of training), on (accuracy on each client's test set), distortion,
+    seconds and flops by phase; ``metrics.personal`` makes numbers of them"""
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    """if run.keep is "best": round and accuracy on the clients' validation rows"""
 
     @property
     def method(self) -> str:
@@ -70,6 +80,11 @@ class Record:
     @property
     def seed(self) -> int:
         return int(self.start["config"]["run"]["seed"])
+
+    @property
+    def post_hoc(self) -> bool:
+        """Whether it is of personal models that were made of a finished run, in ``RUN/personal/``."""
+        return self.folder.absolute().parent.name == PERSONAL and self.personal_test is not None
 
     @property
     def accuracy_curve(self) -> list[float]:
@@ -90,7 +105,24 @@ class Record:
 
 def read(folder: str | Path) -> Record:
     """Read ``events.jsonl`` of a run folder; a half-written last line (a crash) is passed over."""
-    path = Path(folder) / "events.jsonl"
+    record = _read(Path(folder))
+    if record is None:
+        raise FedkeelError(f"{Path(folder) / EVENTS} has no start event: the run never began; run again")
+    return record
+
+
+def personalised(folder: str | Path) -> list[Record]:
+    """The records in ``personal/`` of a run folder, sorted by name: one for each way its model was personalised.
+
+    One that has not ended has ``end`` None; one that never began is passed over.
+    """
+    found = (_read(path.parent) for path in sorted(Path(folder).glob(f"{PERSONAL}/*/{EVENTS}")))
+    return [record for record in found if record is not None]
+
+
+def _read(folder: Path) -> Record | None:
+    """None where there is no start."""
+    path = folder / EVENTS
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):
@@ -101,6 +133,9 @@ def read(folder: str | Path) -> Record:
     end: dict[str, Any] | None = None
     geometry: dict[str, Any] | None = None
     drift: dict[int, dict[str, Any]] = {}
+    personal_test: dict[str, Any] | None = None
+    personal: dict[int, dict[str, Any]] = {}
+    validation: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
@@ -121,9 +156,26 @@ def read(folder: str | Path) -> Record:
                 geometry = event
             case "drift":
                 drift[event["round"]] = event
+            case "personal_test":
+                personal_test = event
+            case "personal":
+                personal[event["client"]] = event
+            case "validation":
+                validation[event["round"]] = event
     if start is None:
-        raise FedkeelError(f"{path} has no start event: the run never began; run again")
-    return Record(Path(folder), start, _in_order(exchanges), _in_order(rounds), end, geometry, _in_order(drift))
+        return None
+    return Record(
+        folder,
+        start,
+        _in_order(exchanges),
+        _in_order(rounds),
+        end,
+        geometry,
+        _in_order(drift),
+        personal_test,
+        _in_order(personal),
+        _in_order(validation),
+    )
 
 
 def _in_order(events: Mapping[Any, dict[str, Any]]) -> list[dict[str, Any]]:

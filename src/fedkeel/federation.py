@@ -10,19 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.config import Experiment
+from fedkeel.config import Data, Experiment
+from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.features import Features
 from fedkeel.data.features import features as encode
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.partition import Manifest, split
-from fedkeel.data.shifts import long_tail, noisy_labels
+from fedkeel.data.shifts import flipped, long_tail, noisy_labels
 from fedkeel.engines.base import Clients
 from fedkeel.errors import FedkeelError
-from fedkeel.method import from_settings
-from fedkeel.methods.tuned import Tuned
+from fedkeel.method import Method, from_settings
+from fedkeel.methods.tuned import Tuned, tokens_of
 from fedkeel.models.backbone import Backbone, Inputs
-from fedkeel.models.encoders import open_encoder
+from fedkeel.models.encoders import NETWORKS, encoder_name, open_encoder
 from fedkeel.models.prepare import as_rows
 
 
@@ -64,8 +65,8 @@ class Federation:
         return _rows(encoded), torch.from_numpy(labels.astype(np.int64)), inside
 
 
-def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray]:
-    """The split before anything is trained: (who owns which rows, the labels the clients see)."""
+def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray, Dataset]:
+    """The split before anything is trained: (who owns which rows, the labels the clients train on, the shifted data)."""
     seed, shift = experiment.run.seed, experiment.shift
     kept = None
     if shift.long_tail > 1:
@@ -77,20 +78,23 @@ def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> t
         features=lambda: encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice).train,
         rows=kept,
     )
+    dataset, manifest = flipped(dataset, manifest, shift.flip, seed)
+    dataset, manifest = corrupted(dataset, manifest, shift, seed)
     labels = dataset.train_labels.astype(np.int64)
     if shift.noise != "none":
         source = dataset.name
         labels = noisy_labels(labels, manifest.train, shift.noise, shift.noise_ratio, dataset.classes, source, seed)
-    return manifest, labels
+    return manifest, labels, dataset
 
 
 def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> Federation:
     """Everything a run needs, with features encoded or taken from the cache."""
-    manifest, labels = divide(experiment, dataset, watch)
+    manifest, labels, dataset = divide(experiment, dataset, watch)
     method = from_settings(experiment.method)
-    if isinstance(method, Tuned):
-        encoded = _to_be_read(experiment, dataset, method.tokens)
+    if method.reads == "inputs":
+        encoded = to_be_read(experiment, dataset, method)
     else:
+        _must_be_trained(experiment.data, dataset)
         encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
     if not len(manifest.train.rows):
         raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
@@ -101,11 +105,22 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     return federation
 
 
-def _to_be_read(experiment: Experiment, dataset: Dataset, tokens: int) -> Features:
+def _must_be_trained(data: Data, dataset: Dataset) -> None:
+    """A head on features that nobody ever trained learns nothing worth having, unless that was asked for."""
+    if (name := encoder_name(data, dataset)) in NETWORKS:
+        raise FedkeelError(
+            f"encoder {name} has no trained weights, so a head alone would learn little: train it as well with "
+            "method.name=fedavg method.tune=network, or set data.encoder to one that is trained, or to pixels"
+        )
+
+
+def to_be_read(experiment: Experiment, dataset: Dataset, method: Method) -> Features:
     """In the place of features the rows themselves, for a method that encodes them in every step."""
-    backbone = Backbone.of(open_encoder(experiment.data, dataset))
-    train: Any = backbone.inputs(dataset.train, tokens)
-    test: Any = backbone.inputs(dataset.test, tokens)
+    backbone = Backbone.of(open_encoder(experiment.data, dataset, trains=True))
+    if isinstance(method, Tuned):
+        backbone.must_be_transformer()
+    train: Any = backbone.inputs(dataset.train, tokens_of(method))
+    test: Any = backbone.inputs(dataset.test, tokens_of(method))
     return Features(train, test, backbone.encoder, backbone.weights, backbone.transform, where="read when needed")
 
 

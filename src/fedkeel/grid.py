@@ -7,13 +7,12 @@ axis of any keys. All mistakes are told before the first cell runs.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import product
 from typing import Any
 
+from fedkeel.atomic import safe_name
 from fedkeel.config import Experiment, Said, build, laid, nested, value_of
 from fedkeel.data.partition import known
 from fedkeel.errors import FedkeelError
@@ -46,7 +45,7 @@ class Variant:
     @property
     def label(self) -> str:
         """For the name of a folder, e.g. ova-lp_stages=1."""
-        return _safe("_".join([self.name, *_pairs(self.settings)]))
+        return safe_name("_".join([self.name, *_pairs(self.settings)]))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class Cell:
     @property
     def label(self) -> str:
         """The name of its folder, e.g. ova-lp_stages=1-shard-1-seed0."""
-        along = [_safe(pair) for pair in _pairs({key.rpartition(".")[2]: value for key, value in self.point.items()})]
+        point = {key.rpartition(".")[2]: value for key, value in self.point.items()}
+        along = [safe_name(pair) for pair in _pairs(point)]
         return "-".join([self.method.label, self.partition.label, *along, f"seed{self.experiment.run.seed}"])
 
 
@@ -115,9 +115,3 @@ def _experiment(base: Said, method: Variant, split: Variant, point: Mapping[str,
 
 def _pairs(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-
-
-def _safe(text: str) -> str:
-    """A name that every file system takes; one that had to be changed carries a mark, so that no two become equal."""
-    clean = re.sub(r"[^A-Za-z0-9=._-]+", "_", text)
-    return clean if clean == text else f"{clean}_{blake2b(text.encode(), digest_size=3).hexdigest()}"

@@ -16,6 +16,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.method import State
 from fedkeel.tree import Tree, digest
 
+BEST = "best.safetensors"
 KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on if it is damaged."""
 
@@ -51,7 +52,7 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
-    def save(self, point: Checkpoint) -> None:
+    def save(self, point: Checkpoint, name: str | None = None) -> None:
         tensors = {f"shared/{name}": value for name, value in point.state.shared.items()}
         tensors |= {f"server/{name}": value for name, value in point.state.server.items()}
         tensors |= {f"told/{name}": value for name, value in point.state.told.items()}
@@ -59,7 +60,7 @@ class Journal:
             tensors |= {f"private/{client}/{name}": value for name, value in tree.items()}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         about = {"round": point.round, "index": point.index, "experiment": self._experiment, "digest": digest(tensors)}
-        path = self._folder / f"{point.round:06d}-{point.index:02d}.safetensors"
+        path = self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors")
         write_atomically(path, save(tensors, metadata={"fedkeel": json.dumps(about)}))
         for old in self._files()[:-KEEP]:
             old.unlink(missing_ok=True)
@@ -68,6 +69,15 @@ class Journal:
         """The last checkpoint, verified; None if there is none."""
         files = self._files()
         return self._read(files[-1]) if files else None
+
+    def keep(self, round: int, state: State) -> None:
+        """Remember the state after a round as the best one so far."""
+        self.save(Checkpoint(round, 0, state, {}), BEST)
+
+    def best(self) -> Checkpoint | None:
+        """What was kept last, verified."""
+        path = self._folder / BEST
+        return self._read(path) if path.exists() else None
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("[0-9]*.safetensors"))

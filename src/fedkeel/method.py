@@ -131,14 +131,19 @@ class Method(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
     name: ClassVar[str]
     paper: ClassVar[str]
-    reads: ClassVar[Literal["features", "inputs"]] = "features"
-    """What x is: encoded rows, or ``Inputs`` that the method encodes itself."""
     personal: ClassVar[bool] = False
     """Whether ``predict`` uses what a client keeps for itself: then each client has a model of its own."""
+    common: ClassVar[bool] = True
+    """Whether what is shared is a model by itself."""
 
     rounds: int = Field(50, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
+
+    @property
+    def reads(self) -> Literal["features", "inputs"]:
+        """What x is: encoded rows, or ``Inputs`` that the method encodes itself."""
+        return "features"
 
     # ---- on the server
 
@@ -168,6 +173,10 @@ class Method(BaseModel):
     def private(self, state: State) -> Tree:
         """What a client that was never visited holds for itself. It never leaves the client."""
         return {}
+
+    def once(self, x: Any, visit: Visit) -> Any:
+        """What the client's rows become for a whole phase: features, where the phase trains the head alone."""
+        return x
 
     def begin(self, visit: Visit) -> Tree:
         """The tensors to train, at their starting values."""

@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fedkeel.config import Section, build, given, laid
 from fedkeel.errors import FedkeelError, unknown
@@ -61,7 +61,15 @@ class Plan(Section):
     seeds: tuple[int, ...] = Field(min_length=1)
     needs: str
     """time, data and encoders that it takes, in a few words"""
-    grids: tuple[Grid, ...] = Field(min_length=1)
+    grids: tuple[Grid, ...] = ()
+    figures: tuple[Literal["theory"], ...] = ()
+    """keys of ``reporting.figures.FIGURES``: what needs no runs"""
+
+    @model_validator(mode="after")
+    def _has_something(self) -> Self:
+        if not self.grids and not self.figures:
+            raise ValueError("there should be grids or figures")
+        return self
 
 
 class Recipe(Section):
@@ -70,7 +78,7 @@ class Recipe(Section):
     shows: str
     """which figures and tables, in a few words"""
     paper: str | None = None
-    """a key of ``reporting.paper.PAPERS``"""
+    """a key of ``reporting.papers.PAPERS``"""
     notes: tuple[str, ...] = ()
     scales: dict[Scale, Plan]
 

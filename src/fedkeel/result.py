@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,20 +14,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-from fedkeel.atomic import write_atomically
+from fedkeel.atomic import safe_name, write_atomically
 from fedkeel.config import Data
 from fedkeel.data.dataset import Kind
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record, read
 from fedkeel.method import Method, State, from_settings, settings
-from fedkeel.methods.tuned import Tuned
+from fedkeel.methods.tuned import tokens_of
 from fedkeel.metrics.convergence import acc95_round
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.prepare import Preparation, as_rows, prepare
+from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.tree import Tree, digest
 
-EVENTS, MODEL, SUMMARY = "events.jsonl", "model.safetensors", "summary.json"
+EVENTS, MODEL, SUMMARY, CLIENTS = "events.jsonl", "model.safetensors", "summary.json", "clients"
 PREPARED_MEAN = "prepare.mean"
 
 
@@ -41,6 +41,8 @@ class Model:
     data: dict[str, Any]
     """The [data] section with the encoder's real name, and ``kind``, ``weights`` and ``dim`` of what was encoded."""
     class_names: tuple[str, ...]
+    mine: Tree = field(default_factory=dict)
+    """What a client keeps for itself, if this is a personal model."""
 
     @property
     def digest(self) -> str:
@@ -66,6 +68,11 @@ class Model:
             raise FedkeelError(f"{path} is damaged or no fedkeel model: run again to make it anew") from None
         mean = tensors.pop(PREPARED_MEAN, None)
         return cls(from_settings(about["method"]), tensors, mean, about["data"], tuple(about["class_names"]))
+
+    @property
+    def trained_on_features(self) -> bool:
+        """Whether the run trained a head on prepared features, even if its model was personalised with the network."""
+        return cast(Method, getattr(self.method, "base", self.method)).reads == "features"
 
     @property
     def kind(self) -> Kind:
@@ -99,14 +106,17 @@ class Model:
         how: Preparation = self.data["features"]
         with torch.inference_mode():
             x = prepare(as_rows(features), how, self.mean)
-            return self.method.scores(self.method.predict(State(self.shared), {}, x)).numpy()
+            return self.method.scores(self.method.predict(State(self.shared), self.mine, x)).numpy()
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
         """(class name, score) of each new row: texts or images as the source had them, or encoded features (n, d)."""
-        if isinstance(self.method, Tuned):
-            inputs = Backbone.of(self.encoder(rows)).inputs(rows, self.method.tokens)
+        if self.method.reads == "inputs":
+            inputs: Any = Backbone.of(self.encoder(rows)).inputs(rows, tokens_of(self.method))
+            how: Preparation = self.data["features"] if self.trained_on_features else "raw"
+            if how != "raw":
+                inputs = replace(inputs, prepared=partial(prepared, how=how, mean=self.mean))
             with torch.inference_mode():
-                scores = self.method.scores(self.method.predict(State(self.shared), {}, inputs)).numpy()
+                scores = self.method.scores(self.method.predict(State(self.shared), self.mine, inputs)).numpy()
             return self._named(scores)
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         scores = self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows))
@@ -115,6 +125,24 @@ class Model:
     def _named(self, scores: np.ndarray) -> tuple[list[str], np.ndarray]:
         best = scores.argmax(1)
         return [self.class_names[index] for index in best], scores[np.arange(len(best)), best]
+
+
+def client_file(folder: Path, name: str) -> Path:
+    """Where a client's own part of a model is kept."""
+    return folder / CLIENTS / f"{safe_name(name)}.safetensors"
+
+
+def save_client(path: Path, tree: Tree) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, to_bytes({name: value.contiguous() for name, value in tree.items()}))
+
+
+def load_client(path: Path) -> Tree:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        raise FedkeelError(f"{path} is damaged: delete it, and the same command makes it anew") from None
 
 
 @dataclass(frozen=True)
@@ -186,7 +214,7 @@ def summarise(record: Record) -> str:
         "clients": record.start["clients"]["count"],
         "rounds": rounds,
         "accuracy": end["accuracy"],
-        **({"personal_mean": end["personal_mean"]} if "personal_mean" in end else {}),
+        **{str(key): end[key] for key in ("personal_mean", "kept_round") if key in end},
         "accuracy_curve": record.accuracy_curve,
         "acc95_round": acc95_round(record.accuracy_curve),
         "bytes_up": record.bytes_up,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,18 @@ from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop, federated_mean
 from fedkeel.method import Method, State, Task, from_settings
 from fedkeel.metrics.accuracy import (
-    CLASS_MIX,
-    OWN_ROWS,
     Evaluation,
+    TestSets,
     evaluate,
-    per_client_mix,
-    per_client_own,
-    personal_accuracy,
 )
 from fedkeel.metrics.drift import drift, linear_head
 from fedkeel.metrics.geometry import geometry
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
 from fedkeel.reporting.diagnostics import common_mean
-from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, summarise
+from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, client_file, save_client, summarise
 
+MOST_ABROAD = 60
+"""In a federation of more clients, personal models are tested on their own client's test set only."""
 SHOWN_CLIENTS = 200
 """A record tells of each client up to this many; of more, a sample evenly spaced by size."""
 
@@ -54,6 +54,8 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
     engine = ENGINES[exp.run.engine](clients)
     shown = shown_clients(federation.manifest.train.sizes)
     x_test, y_test, own_rows = federation.test_rows()
+    tests = TestSets(x_test, y_test, own_rows, federation.label_counts())
+    validation = federation.manifest.validation.rows if exp.run.keep == "best" else None
     known = read(folder) if log.begun else None
     logged = {event["round"] for event in known.rounds} if known else set()
     if known:
@@ -82,10 +84,30 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
     def tested(state: State) -> Evaluation:
         return evaluate(lambda x: method.predict(state, {}, x), x_test, y_test)
 
+    def predict_as(client: int, state: State, x: Tensor) -> Tensor:
+        return method.predict(state, clients.mine(client, method, state), x)
+
+    def own_accuracies(state: State) -> list[float | None]:
+        return [tests.on_own(partial(predict_as, client, state), client) for client in shown]
+
+    validated = {event["round"]: event["accuracy"] for event in known.validation} if known else {}
+
+    def validate(round: int, state: State) -> None:
+        """Keep the state if it is the best so far on the rows that clients hold back for that."""
+        rows = torch.from_numpy(validation)
+        reached = evaluate(lambda x: method.predict(state, {}, x), clients.x[rows], clients.y[rows]).accuracy
+        if reached > max((value for at, value in validated.items() if at < round), default=-1.0):
+            journal.keep(round, state)
+        if round not in validated:
+            log.write("validation", round=round, accuracy=reached)
+            validated[round] = reached
+
     def accuracy(round: int, state: State) -> float:
         if exp.run.drift:
             record_drift(round, state)
-        return tested(state).accuracy
+        if validation is not None:
+            validate(round, state)
+        return tested(state).accuracy if method.common else mean_of(own_accuracies(state)) or 0.0
 
     loop = Loop(method, clients, engine, log, journal, accuracy, lambda t, acc: watch.round(t, method.rounds, acc))
     backbone = getattr(clients.x, "backbone", None)  # of rows that are read, not encoded
@@ -95,26 +117,44 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
     if exp.run.drift:
         record_drift(0, start)
     state = loop.rounds(start, logged)
+    kept = journal.best() if validation is not None else None
+    if kept is not None:
+        state = kept.state
 
     model = finished_model(exp, federation, method, state, mean)
     model.save(folder / MODEL)
     final = tested(state)
-    per_class = final.per_class(federation.dataset.classes)
-    if own_rows is not None:
-        per_client, basis = per_client_own(final, own_rows), OWN_ROWS
-    else:
-        per_client, basis = per_client_mix(per_class, federation.label_counts()), CLASS_MIX
-
-    def predict_as(client: int, x: Tensor) -> Tensor:
-        return method.predict(state, clients.mine(client, method, state), x)
-
-    own: dict[str, Any] = {}
+    per_client = tests.each(final)
+    own: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
     if method.personal:
-        values = personal_accuracy(predict_as, shown, (x_test, y_test, own_rows), federation.label_counts())
-        measured = [value for value in values if value is not None]
-        own = {"personal": values, "personal_mean": float(np.mean(measured)) if measured else None}
-    log.write("end", accuracy=final.accuracy, per_class=per_class, per_client=[per_client[k] for k in shown],
-              per_client_basis=basis, digest=model.digest, **own)  # fmt: skip
+        before = per_client if method.common else None
+        log.write("personal_test", basis=tests.basis, names=list(clients.names), rows=tests.rows, before=before)
+        values = []
+        for client in shown:
+            on = personal_on(partial(predict_as, client, state), client, tests)
+            log.write("personal", client=client, name=clients.names[client], rows=int(clients.owned.sizes[client]),
+                      on=on, distortion=None, seconds={}, flops={})  # fmt: skip
+            values.append(on[client])
+        own |= {"personal": values, "personal_mean": mean_of(values)}
+        for client, mine in clients.private.items():
+            save_client(client_file(folder, clients.names[client]), mine)
+    end = final.accuracy if method.common else own["personal_mean"] or 0.0
+    per_class = final.per_class(federation.dataset.classes)
+    log.write("end", accuracy=end, per_class=per_class, per_client=[per_client[k] for k in shown],
+              per_client_basis=tests.basis, digest=model.digest, **own)  # fmt: skip
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    return float(np.mean(measured)) if measured else None
+
+
+def personal_on(predict: Callable[[Tensor], Tensor], client: int, tests: TestSets) -> list[float | None]:
+    """One client's model on every client's test set, or in a large federation on its own alone."""
+    clients = len(tests.label_counts)
+    if clients <= MOST_ABROAD:
+        return tests.on_all(predict)
+    return [tests.on_own(predict, k) if k == client else None for k in range(clients)]
 
 
 def finished_model(exp: Experiment, federation: Federation, method: Method, state: State, mean: Tensor | None) -> Model:

@@ -10,10 +10,21 @@ from torch import Tensor
 
 Tree = dict[str, Tensor]
 
+HEAD, BODY, NORM, STATS = "head.", "body.", "norm.", "stats."
+"""Prefixes of a network's tensors: the head, the parameters below it, those of batch norms, and their statistics.
+
+Statistics move when rows are encoded in training; no optimizer touches them."""
+NETWORK = (HEAD, BODY, NORM, STATS)
+
 
 def select(tree: Tree, prefixes: Sequence[str]) -> Tree:
     """The tensors whose name starts with one of the prefixes."""
     return {name: tensor for name, tensor in tree.items() if name.startswith(tuple(prefixes))}
+
+
+def learnt(tree: Tree) -> Tree:
+    """What an optimizer moves: everything but statistics."""
+    return {name: tensor for name, tensor in tree.items() if not name.startswith(STATS)}
 
 
 def digest(tree: Tree) -> str:

@@ -19,6 +19,7 @@ from PIL import Image
 from fedkeel.config import Data
 from fedkeel.data import cifar10, sources
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.npz import npz_labels
 from fedkeel.data.sources import SOURCES, load, load_rows
 from fedkeel.errors import FedkeelError
 
@@ -57,6 +58,8 @@ def test_unknown_and_incomplete_names() -> None:
     assert {name.partition(":")[0] for name in SOURCES} == {
         "newsgroups20",
         "digits",
+        "digits5",
+        "coloured-digits",
         "cifar10",
         "npz",
         "csv",
@@ -182,11 +185,11 @@ def test_npz_images(tmp_path: Path, channels: int, kind: str) -> None:
     )
 )
 def test_npz_labels_point_at_their_own_names(values: list[Any]) -> None:
-    labels, names = sources._npz_labels(Path("a.npz"), {"y": np.array(values)})
+    labels, names = npz_labels(Path("a.npz"), {"y": np.array(values)})
     assert [names[label] for label in labels] == [str(value) for value in values]
     assert list(names) == [str(value) for value in sorted(set(values))]
     shuffled = np.array(names[::-1])
-    again, given_names = sources._npz_labels(
+    again, given_names = npz_labels(
         Path("a.npz"), {"y": np.array([str(value) for value in values]), "class_names": shuffled}
     )
     assert [given_names[label] for label in again] == [str(value) for value in values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedkeel.methods.ncm import NCM
 from fedkeel.methods.oll import OLL
 from fedkeel.methods.ridge import Ridge, held_out
 from fedkeel.methods.ridge_rf import RidgeRF, drawn, mapped
-from fedkeel.metrics.accuracy import personal_accuracy
+from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.ridge import GRID, row_sums, solve
 from fedkeel.rng import generator
 
@@ -243,11 +244,14 @@ def test_personal_accuracy() -> None:
     owned = Ownership.of_lists([np.array([0, 2]), np.array([], dtype=int), np.array([4])])
     counts = np.array([[3, 1, 0], [0, 4, 0], [0, 0, 0]])
 
-    def predict(client: int, rows: torch.Tensor) -> torch.Tensor:
-        return torch.eye(3)[client].repeat(len(rows), 1)
+    def of_client(client: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda rows: torch.eye(3)[client].repeat(len(rows), 1)
 
-    assert personal_accuracy(predict, [0, 1, 2], (x, y, owned), counts) == [0.5, None, 0.0]
-    assert personal_accuracy(predict, [0, 1, 2], (x, y, None), counts) == [0.75, 1.0, None]
+    own, mix = TestSets(x, y, owned, counts), TestSets(x, y, None, counts)
+    assert [own.on_own(of_client(k), k) for k in range(3)] == [0.5, None, 0.0]
+    assert [mix.on_own(of_client(k), k) for k in range(3)] == [0.75, 1.0, None]
+    assert own.on_all(of_client(1)) == [0.5, None, 1.0]
+    assert mix.on_all(of_client(1)) == [0.25, 1.0, None]
 
 
 @pytest.mark.parametrize("test", [0.0, 0.25], ids=["class mix", "own test rows"])

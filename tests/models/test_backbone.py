@@ -119,5 +119,5 @@ def test_texts_are_read_up_to_the_tokens_asked_for_and_no_padding_more() -> None
 
 def test_an_encoder_without_blocks_is_refused_in_one_line() -> None:
     rows = np.zeros((1, 32, 32, 3), dtype=np.uint8)
-    with pytest.raises(FedkeelError, match=r"encoder efficientnet-lite0 is no transformer: .* set data.encoder"):
-        Backbone.of(open_named("efficientnet-lite0", "auto", "images", rows, "photos"))
+    with pytest.raises(FedkeelError, match=r"encoder efficientnet-lite0 is no transformer .* set data.encoder"):
+        Backbone.of(open_named("efficientnet-lite0", "auto", "images", rows, "photos")).must_be_transformer()

@@ -18,7 +18,8 @@ from fedkeel.config import Data
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources import load
 from fedkeel.errors import FedkeelError
-from fedkeel.models.encoders import ENCODERS, RowError, encoder_name, open_encoder
+from fedkeel.models import networks
+from fedkeel.models.encoders import ENCODERS, NETWORKS, RowError, encoder_name, open_encoder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "me"]
@@ -105,7 +106,9 @@ def test_names_and_kinds() -> None:
     assert encoder_name(Data(encoder="pixels"), dataset("images", encoder="efficientnet-lite0")) == "pixels"
     assert "did you mean 'minilm'" in fails("minilmm", dataset("texts"))
     assert "hf:ID-or-folder" in fails("hf", dataset("texts"))
-    assert set(ENCODERS) == {"none", "pixels", "minilm", "efficientnet-lite0", "hf:ID-or-folder", "random:NAME"}
+    trained = {"none", "pixels", "minilm", "efficientnet-lite0", "hf:ID-or-folder", "random:NAME"}
+    assert set(ENCODERS) == trained | set(NETWORKS)
+    assert set(NETWORKS) == set(networks.NETWORKS)
 
 
 @pytest.mark.parametrize(

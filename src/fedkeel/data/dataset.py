@@ -43,6 +43,10 @@ class Dataset:
     train_client: np.ndarray | None = None
     test_client: np.ndarray | None = None
     """The user's own client name per row, where the source has one (arrays of str)."""
+    train_attribute: np.ndarray | None = None
+    test_attribute: np.ndarray | None = None
+    """What else is known of each row, such as a patient's sex, as positions in ``attribute_names``."""
+    attribute_names: tuple[str, ...] = ()
     ready: dict[str, Ready] = field(default_factory=dict)
     """Features that come with the source, by encoder name."""
 

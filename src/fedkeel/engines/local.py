@@ -22,6 +22,7 @@ from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
 from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
+from fedkeel.methods.fedavg import FedAvg
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
 from fedkeel.tree import Tree, select, stack, unstack
 
@@ -170,7 +171,7 @@ def stacked_schedule(
 
 
 def gradients(method: Method, params: Tree, batch: Batch, visit: Visit) -> Tree:
-    if isinstance(method, LinearProbe) and type(method).loss is LinearProbe.loss:
+    if isinstance(method, LinearProbe) and type(method).loss in (LinearProbe.loss, FedAvg.loss):
         return head_gradients(method, params, batch, visit)
     gradient = torch.func.grad(lambda params, one, b: method.loss(params, Batch(*b), one))
     return dict(mapped(lambda one, p, b: gradient(p, one, b), visit, params, parts(batch)))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedkeel.method import Phase, State, Task, Update, Visit, added, register
 from fedkeel.methods.fedavg import FedAvg
-from fedkeel.tree import Tree
+from fedkeel.tree import STATS, Tree, learnt, select
 
 LENGTH = "length"
 """|a_i|_1 on its way up; tau_eff of the last round on the server."""
@@ -49,7 +49,7 @@ class FedNova(FedAvg):
         return replace(super().start(task), server={LENGTH: torch.zeros(1)})
 
     def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=("head.", LENGTH), gets=("head.",))
+        return replace(super().phase(name), sends=(*self.tuned, LENGTH), gets=self.tuned)
 
     def length(self, tau: Tensor) -> Tensor:
         """|a|_1 of tau steps."""
@@ -58,10 +58,12 @@ class FedNova(FedAvg):
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         length = self.length(steps)
-        sends = {name: (value - visit.down[name]) / length for name, value in params.items()}
+        sends = {name: value - visit.down[name] for name, value in params.items()}
+        sends |= {name: moved / length for name, moved in learnt(sends).items()}
         return {**sends, LENGTH: length.reshape(1)}, {}
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         tau_eff = update.mean[LENGTH]
-        moved = {name: tau_eff * update.mean[name] for name in state.shared}
+        moved = {name: tau_eff * value for name, value in learnt(update.mean).items() if name != LENGTH}
+        moved |= select(update.mean, (STATS,))
         return replace(state, shared=added(state.shared, moved), server={LENGTH: tau_eff})

@@ -34,6 +34,6 @@ class FedSALora(Lora):
         trains, sends = ("A.", "B.", "head."), ("A.", "head.")
         return [Phase("train", trains, sends, epochs=self.epochs, batch=self.batch, optim=self.optim)]
 
-    def logits(self, params: Tree, x: object) -> torch.Tensor:
+    def features(self, params: Tree, x: object) -> torch.Tensor:
         nobody_s = {f"B.{name[2:]}": a.new_zeros(a.shape[1], self.rank) for name, a in select(params, ("A.",)).items()}
-        return super().logits({**nobody_s, **params}, x)
+        return super().features({**nobody_s, **params}, x)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.method import Batch, Phase, State, Task, Trained, Visit
-from fedkeel.tree import Tree
+from fedkeel.tree import HEAD, Tree
 
 WEIGHT, BIAS = "head.weight", "head.bias"
 
@@ -18,6 +18,11 @@ WEIGHT, BIAS = "head.weight", "head.bias"
 class LinearProbe(Trained):
     bias: bool = False
     """a bias is a feature that all rows share: under label skew it drifts as an uncentred mean does"""
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Prefixes of what is trained and averaged."""
+        return (HEAD,)
 
     def start(self, task: Task) -> State:
         head = {WEIGHT: torch.zeros(task.classes, task.dim)}
@@ -27,8 +32,8 @@ class LinearProbe(Trained):
         return [self.phase("train")]
 
     def phase(self, name: str) -> Phase:
-        """A phase that trains the head and sends it."""
-        return Phase(name, trains=("head.",), sends=("head.",), epochs=self.epochs, batch=self.batch, optim=self.optim)
+        """A phase that trains the model and sends it."""
+        return Phase(name, trains=self.tuned, sends=self.tuned, epochs=self.epochs, batch=self.batch, optim=self.optim)
 
     def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
         """The loss of each row; works on a stack of clients as well as on one."""

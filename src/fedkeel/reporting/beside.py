@@ -3,112 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedkeel.events import Record
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.reporting import plots
-from fedkeel.reporting.paper import SETTINGS, Claim, Paper, Source
-from fedkeel.reporting.tables import NOTHING, format_spread, html_table, summary_row
+from fedkeel.reporting.measures import HEADLINE, METRICS, Ran
+from fedkeel.reporting.papers.claims import Claim, Paper, Source
+from fedkeel.reporting.tables import NOTHING, format_spread, html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-KB, MB, GB = 2**10, 2**20, 2**30
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A run of a recipe: the federation, the method and the partition it was made for, as the recipe calls them."""
-
-    column: str
-    method: str
-    partition: str
-    record: Record
-    twin: Record | None
-
-    def has(self, conditions: Mapping[str, Any]) -> bool:
-        return all(self.value(key) == value for key, value in conditions.items())
-
-    def value(self, key: str) -> Any:
-        """Of a dotted key of its configuration; ``pretrained``: does its encoder have its trained weights?"""
-        if key == "pretrained":
-            return not str(self.value("data.encoder")).startswith("random:")
-        section, _, name = key.partition(".")
-        return self.record.start["config"][section].get(name)
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return summary_row(self.record, self.twin)
-
-
-@dataclass(frozen=True)
-class Metric:
-    words: str
-    digits: int
-    of: Callable[[Ran], float | None]
-
-
-def _scaled(key: str, factor: float) -> Callable[[Ran], float | None]:
-    def value(ran: Ran) -> float | None:
-        number = ran.row[key]
-        return None if number is None else factor * number
-
-    return value
-
-
-def _uplink(ran: Ran, *, until: bool, each: bool, unit: int) -> float | None:
-    """Bytes up in a mean round or in all rounds until Acc@95, of all clients or (``each``) of one of them."""
-    last = ran.row["acc95"] if until else len(ran.record.rounds)
-    sent = [e for e in ran.record.exchanges if 1 <= e["round"] <= (last or 0)]
-    if not sent or last is None:
-        return None
-    total = sum(event["bytes_up"] / (event["clients"] if each else 1) for event in sent if event["clients"])
-    return float(total / (1 if until else last) / unit)
-
-
-def _sent(until: bool, each: bool, unit: int) -> Callable[[Ran], float | None]:
-    return lambda ran: _uplink(ran, until=until, each=each, unit=unit)
-
-
-def _geometry(name: str, over: str | None = None) -> Callable[[Ran], float | None]:
-    """One of the numbers of the features' geometry, or one over another."""
-
-    def value(ran: Ran) -> float | None:
-        found = ran.record.geometry or {}
-        number, divisor = found.get(name), found.get(over or "", 1.0)
-        return number / divisor if number is not None and divisor else None
-
-    return value
-
-
-METRICS: dict[str, Metric] = {
-    "retained": Metric("R(final), %", 1, lambda ran: ran.row["retained"]),
-    "accuracy": Metric("Accuracy, %", 2, _scaled("accuracy", 100)),
-    "decline": Metric("Decline, %", 2, lambda ran: None),  # needs a second run: see _value
-    "acc95": Metric("Acc@95, rounds", 1, lambda ran: ran.row["acc95"]),
-    "seconds_until": Metric("Time until Acc@95, s", 2, _scaled("seconds_until", 1)),
-    "client_mb_until": Metric("Up until Acc@95, one client, MB", 2, _sent(True, True, MB)),
-    "server_gb_until": Metric("Up until Acc@95, all clients, GB", 2, _sent(True, False, GB)),
-    "client_ms": Metric("Client per round, ms", 2, _scaled("client_seconds", 1000)),
-    "server_ms": Metric("Server per round, ms", 2, _scaled("server_seconds", 1000)),
-    "client_kb": Metric("Up per round, one client, KB", 2, _sent(False, True, KB)),
-    "client_mb": Metric("Up per round, one client, MB", 4, _sent(False, True, MB)),
-    "server_mb": Metric("Up per round, all clients, MB", 2, _sent(False, False, MB)),
-    "alignment": Metric("Alignment", 3, _geometry("alignment")),
-    "intra": Metric("Intra, squared", 3, _geometry("intra")),
-    "inter": Metric("Inter, squared", 3, _geometry("inter")),
-    "ratio": Metric("Ratio, squared", 3, _geometry("intra", "inter")),
-    "intra_distance": Metric("Intra, distances", 3, _geometry("intra_distance")),
-    "inter_distance": Metric("Inter, distances", 3, _geometry("inter_distance")),
-    "ratio_distance": Metric("Ratio, distances", 3, _geometry("intra_distance", "inter_distance")),
-}
-HEADLINE = {"retained", "accuracy", "decline", "alignment", "intra_distance", "inter_distance", "ratio_distance"}
-"""What a terminal shows; the page has everything."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +102,8 @@ def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[R
     """The part of a page that holds the paper's numbers next to ours, as HTML."""
     heads = columns(runs)
     note = (
-        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. The "
-        f"paper does not say what its own ± is taken over. {NOTHING}: not in the paper, or not run at this scale."
+        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. "
+        f"{paper.spread} {NOTHING}: not in the paper, or not run at this scale."
     )
     if any(len(claim.partitions) > 1 for source in sources for claim in source.claims):
         note += (
@@ -205,13 +113,13 @@ def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[R
     parts = [f"<p>{escape(note)}</p>"]
     for source in sources:
         found = lines(source, runs)
-        table = _table(found, heads)
+        table = "" if not found else _wide(found, heads) if source.wide else _table(found, heads)
         remarks = "".join(f"<li>{escape(text)}</li>" for text in source.notes)
         body = f'<div>{table}<ul class="note">{remarks}</ul></div>'
         if source.by is not None:
             body += _figure(bars(source, found, heads))
         parts.append(f"<h3>{escape(f'{source.name}. {source.title}')}</h3><div class='beside'>{body}</div>")
-    parts.append(_settings(runs, heads))
+    parts.append(_settings(paper, runs, heads))
     return f"<section><h2>Beside the paper: {escape(name)}</h2>{''.join(parts)}</section>"
 
 
@@ -226,7 +134,7 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
     console = Console(file=out, width=100, color_system=None)
     for source in sources:
         found = [line for line in lines(source, runs) if line.claim.metric in HEADLINE]
-        if not found:
+        if not found or (source.wide and not any(ours for line in found for ours in line.ours)):
             continue
         metrics, words = [METRICS[line.claim.metric].words for line in found], _words(found)
         several = len(set(metrics)) > 1
@@ -253,6 +161,26 @@ def _table(found: Sequence[Line], heads: Sequence[str]) -> str:
     starts = [k for k in range(len(found)) if k == 0 or above[k] != above[k - 1]]
     head, rows = _cells(found, heads, columns_of_words)
     return html_table(head, rows, len(columns_of_words), {k: above[k] for k in starts} if len(starts) > 1 else {})
+
+
+def _wide(found: Sequence[Line], heads: Sequence[str]) -> str:
+    """An HTML table whose columns are metrics, each with the paper's number and ours where some were run."""
+    ran = [k for k in range(len(heads)) if any(line.ours[k] for line in found)]
+    metrics = list(dict.fromkeys(line.claim.metric for line in found))
+    words = _words([line for line in found if line.claim.metric == metrics[0]])
+    rows: list[list[str]] = [list(cells) for cells in zip(*words.values(), strict=True)]
+    for metric in metrics:
+        mine = [line for line in found if line.claim.metric == metric]
+        for row, line in zip(rows, mine, strict=True):
+            ours = [line.ours[k] for k in ran]
+            numbers = [(line.paper, line.claim.std), *((o.mean, o.std) if o else (None, None) for o in ours)]
+            row += [format_spread(mean, std, METRICS[metric].digits) for mean, std in numbers]
+    named = [f"Ours: {heads[k]}" for k in ran]
+    alone = named[0] if len(named) == 1 else ""  # one name is said once
+    table = html_table([*words, *["Paper", *(["Ours"] if alone else named)] * len(metrics)], rows, len(words))
+    over = "".join(f'<th scope="colgroup" colspan="{1 + len(ran)}" class="number">{escape(METRICS[metric].words)}</th>'
+                   for metric in metrics)  # fmt: skip
+    return table.replace("<thead>", f'<thead><tr><th colspan="{len(words)}">{escape(alone)}</th>{over}</tr>', 1)
 
 
 def _words(found: Sequence[Line]) -> dict[str, list[str]]:
@@ -341,10 +269,10 @@ def _figure(picture: plots.Picture) -> str:
     return f"<figure><figcaption><h4>{escape(picture.title)}</h4>{note}</figcaption>{svg}</figure>"
 
 
-def _settings(runs: Sequence[Ran], heads: Sequence[str]) -> str:
+def _settings(paper: Paper, runs: Sequence[Ran], heads: Sequence[str]) -> str:
     """What the paper says that a method was run with, and what ours were run with."""
     rows = []
-    for where, settings in SETTINGS.items():
+    for where, settings in paper.settings.items():
         for setting in settings:
             mine = [ran for ran in runs if ran.method.partition(":")[0] == setting.method]
             if not mine:

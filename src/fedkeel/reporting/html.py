@@ -16,7 +16,7 @@ import tomli_w
 
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record
-from fedkeel.reporting import diagnostics, plots
+from fedkeel.reporting import diagnostics, personal, plots
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
 
@@ -54,6 +54,9 @@ def build(records: Sequence[Record], out: Path, title: str | None = None) -> Pat
     """Write the report of one or many runs to ``out``; the file appears whole or not at all."""
     if not records:
         raise FedkeelError("a report needs at least one run folder, got none: name one, e.g. fedkeel report runs/first")
+    for folder in (record.folder for record in records if record.post_hoc):
+        where = folder.parent.parent
+        raise FedkeelError(f"{folder} holds personal models, expected a run: give {where}, whose report shows them")
     return write(page(records, title), out)
 
 
@@ -90,7 +93,7 @@ def book(title: str, about: str, command: str, notes: Sequence[str], opening: st
     made = f'<p class="note">Made by <code>{escape(command)}</code></p>'
     body = [f'<header>{_heading(title)}<p class="lead">{escape(about)}</p>{made}</header>']
     body += [f'<ul class="note">{remarks}</ul>'] if remarks else []
-    body += [opening, f"<nav><p>The runs in full:</p><ul>{links}</ul></nav>"]
+    body += [opening, f"<nav><p>The runs in full:</p><ul>{links}</ul></nav>" if parts else ""]
     for k, part in enumerate(parts):
         found = groups(part.records)
         runs = _count(sum(len(group.runs) for group in found), "run")
@@ -103,11 +106,11 @@ def book(title: str, about: str, command: str, notes: Sequence[str], opening: st
         story = re.sub(r'(\bid="|url\(#|href="#)(f[0-9a-f]{10}-)', rf"\1p{k}\2", story)
         lead = _lead(part.records, found)
         body.append(f'<section class="part" id="part-{k}"><h2>{escape(part.title)}</h2>{lead}{story}</section>')
-    return _document(title, [*body, _meanings()])
+    return _document(title, [*body, _meanings() if parts else ""])
 
 
 def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") -> Iterable[str]:
-    """Results, curves, splits, drift, features, cost and refusals of some runs."""
+    """Results, curves, splits, personal models, drift, features, cost and refusals of some runs."""
     rows, look = summary_rows(records), Look.of(found)
     together = _curves(found, found, look) if len(found) <= MOST_LINES else []
     yield _key_figures(rows)
@@ -115,6 +118,7 @@ def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") ->
     yield _section("Results", summary_html(rows), _results_note(rows), more)
     yield _section("Round by round", _cards(together)) if together else ""
     yield from (_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found))
+    yield _personal(found)
     yield _drift(found, look)
     yield _geometry(found)
     note = "<p class='note'>Bytes of all clients together; means over the seeds.</p>"
@@ -272,6 +276,12 @@ def _partition(name: str, found: Sequence[Group], look: Look) -> str:
     if waiting:
         note = f"<p class='note'>Accuracy by class and client follows when {escape(_list(waiting))} has finished.</p>"
     return _section(f"Split: {name}", _cards(pictures), note)
+
+
+def _personal(found: Sequence[Group]) -> str:
+    """How well the models serve that clients have for themselves, where there are any."""
+    parts = [part if isinstance(part, str) else _cards(part) for part in personal.parts(found)]
+    return _section("Personal models", *parts) if parts else ""
 
 
 def _drift(found: Sequence[Group], look: Look) -> str:

@@ -1,13 +1,13 @@
-"""Published numbers as data, each with its figure or table, and what does not fit together in them.
+"""The numbers of OvA-LP, each with its figure or table, and what does not fit together in them.
 
-OvA-LP: Park, Yeo, Lee, A Simple and Efficient Framework for Federated Learning on Non-IID Data, arXiv 2511.05028.
+Park, Yeo, Lee, OvA-LP: A Simple and Efficient Framework for Federated Learning on Non-IID Data, arXiv 2511.05028.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+
+from fedkeel.reporting.papers.claims import Claim, Paper, Setting, Source
 
 IID = ("iid",)
 NON_IID = ("shard-1", "shard-2", "bernoulli-dirichlet")
@@ -16,65 +16,6 @@ DIRICHLET = ("bernoulli-dirichlet",)
 SOFTMAX, ONE_STAGE, OVA_LP, FFT_MOE, PFPT = "fedavg", "ova-lp:stages=1", "ova-lp", "fft-moe", "pfpt"
 CIFAR100, TINY = "hf:uoft-cs/cifar100", "hf:zh-plus/tiny-imagenet"
 
-
-@dataclass(frozen=True)
-class Paper:
-    title: str
-    authors: str
-    where: str
-
-
-PAPERS = {
-    "ova-lp": Paper(
-        "OvA-LP: A Simple and Efficient Framework for Federated Learning on Non-IID Data",
-        "Park, Yeo, Lee",
-        "arXiv 2511.05028",
-    )
-}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One number of a paper: what was measured, for which runs. Several partitions: the mean over them."""
-
-    metric: str
-    """a key of ``beside.METRICS``"""
-    value: float
-    std: float | None = None
-    method: str = OVA_LP
-    partitions: tuple[str, ...] = NON_IID
-    where: Mapping[str, Any] = field(default_factory=dict)
-    """dotted keys that a run must have to be set beside it"""
-    setting: str = ""
-    """the same in words"""
-    against: Mapping[str, Any] = field(default_factory=dict)
-    """decline: the dotted keys in which the reference run differs"""
-    called: str = ""
-    """what the method is called in this claim, where that is not its name"""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A figure or table of a paper."""
-
-    name: str
-    title: str
-    claims: tuple[Claim, ...]
-    notes: tuple[str, ...] = ()
-    by: str | None = None
-    """a bar plot: what its bars differ in, "method", "partition" or a dotted key"""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a paper says that a method was run with; ``key`` is the dotted key that fedkeel has for it."""
-
-    method: str
-    words: str
-    value: str
-    key: str
-
-
 Spread = tuple[float, float | None]
 Rows = Mapping[tuple[str, tuple[str, ...]], tuple[Spread, ...]]
 
@@ -82,16 +23,19 @@ Rows = Mapping[tuple[str, tuple[str, ...]], tuple[Spread, ...]]
 def _claims(metrics: tuple[str, ...], rows: Rows) -> tuple[Claim, ...]:
     """A table whose rows are (method, partitions) and whose columns are metrics, column by column."""
     return tuple(
-        Claim(metric, row[column][0], row[column][1], method, partitions)
+        Claim(metric, *row[column], method=method, partitions=partitions)
         for column, metric in enumerate(metrics)
         for (method, partitions), row in rows.items()
     )
 
 
 _FIGURE_3 = tuple(
-    Claim("retained", value, method=method) for method, value in ((SOFTMAX, 56.3), (ONE_STAGE, 95.4), (OVA_LP, 95.9))
+    Claim("retained", value, method=method, partitions=NON_IID)
+    for method, value in ((SOFTMAX, 56.3), (ONE_STAGE, 95.4), (OVA_LP, 95.9))
 )
-_FIGURE_4 = (Claim("retained", 10.1, method=FFT_MOE), Claim("retained", 34.5, method=PFPT))
+_FIGURE_4 = tuple(
+    Claim("retained", value, method=method, partitions=NON_IID) for method, value in ((FFT_MOE, 10.1), (PFPT, 34.5))
+)
 _TABLE_3: Rows = {
     (SOFTMAX, IID): ((90.13, 0.04), (1, 0), (0.03, 0.00), (0.39, 0.00)),
     (SOFTMAX, NON_IID): ((53.70, 6.79), (27, 9), (0.73, 0.23), (10.71, 3.37)),
@@ -161,7 +105,9 @@ def _noise(kind: str, ratios: tuple[float, ...], column: int) -> tuple[Claim, ..
         metric, setting = "decline" if place else "accuracy", f"{kind} noise {ratio:.2f}"
         for name, row in _TABLE_2.items():
             method = SOFTMAX if name == "fedltf, stage 2" else name  # its linear probe is our softmax head
-            claims.append(Claim(metric, row[column][place], None, method, IID, where, setting, against, called=name))
+            claim = Claim(metric, row[column][place], method=method, partitions=IID, where=where, setting=setting,
+                          against=against, called=name)  # fmt: skip
+            claims.append(claim)
     return tuple(claims)
 
 
@@ -235,7 +181,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
         Source(
             "Figure 5",
             "OvA-LP on five splits: R(50)",
-            tuple(Claim("retained", value, partitions=(name,)) for name, value in _FIGURE_5.items()),
+            tuple(Claim("retained", value, method=OVA_LP, partitions=(name,)) for name, value in _FIGURE_5.items()),
             (_THREE_VALUES,),
             by="partition",
         ),
@@ -245,7 +191,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
             "Figure 6",
             "OvA-LP with other encoders and data: R(50) on the Dirichlet split",
             tuple(
-                Claim("retained", values[k], partitions=DIRICHLET, setting=f"{words} on {data}",
+                Claim("retained", values[k], method=OVA_LP, partitions=DIRICHLET, setting=f"{words} on {data}",
                       where={"data.encoder": encoder, "data.source": source})
                 for k, (data, source) in enumerate((("CIFAR-100", CIFAR100), ("TinyImageNet", TINY)))
                 for (words, encoder), values in _FIGURE_6.items()
@@ -280,8 +226,8 @@ RECIPES: dict[str, tuple[Source, ...]] = {
             "Figure 9",
             "OvA-LP where a share of the clients takes part: R(50)",
             tuple(
-                Claim("retained", value, partitions=DIRICHLET, where={"method.participation": share},
-                      setting=f"participation {share}")
+                Claim("retained", value, method=OVA_LP, partitions=DIRICHLET,
+                      where={"method.participation": share}, setting=f"participation {share}")
                 for share, value in _FIGURE_9.items()
             ),
             (
@@ -298,7 +244,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
             "Figure 2",
             "Feature geometry, CIFAR-10 with ViT-L/16, pretrained and with random weights",
             tuple(
-                Claim(metric, *values[k], partitions=IID, where={"pretrained": pretrained},
+                Claim(metric, *values[k], method=OVA_LP, partitions=IID, where={"pretrained": pretrained},
                       setting="pretrained" if pretrained else "random weights")
                 for name, values in _FIGURE_2.items()
                 for metric in ((name,) if name == "alignment" else (f"{name}_distance", name))
@@ -313,7 +259,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
     ),
 }  # fmt: skip
 
-SETTINGS: dict[str, tuple[Setting, ...]] = {
+SETTINGS = {
     "Section 4.1": tuple(
         Setting("ova-lp", words, value, key)
         for words, value, key in (
@@ -341,3 +287,10 @@ SETTINGS: dict[str, tuple[Setting, ...]] = {
         for method, value in zip((PFPT, FFT_MOE), values, strict=True)
     ),
 }
+PAPER = Paper(
+    "OvA-LP: A Simple and Efficient Framework for Federated Learning on Non-IID Data",
+    "Park, Yeo, Lee",
+    "arXiv 2511.05028",
+    "The paper does not say what its own ± is taken over.",
+    SETTINGS,
+)

@@ -1,0 +1,147 @@
+"""Arrays of the user in an npz file: features or images with labels; nothing in the file is executed."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedkeel.config import Data
+from fedkeel.data.dataset import Dataset, Kind
+from fedkeel.data.files import file_sha256, index_labels, with_attribute
+from fedkeel.errors import FedkeelError, unknown
+
+PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
+"""Arrays with one entry for each row of x or x_test."""
+NPZ_ARRAYS = ("x", "x_test", "class_names", *PER_ROW)
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused."""
+    name = ""
+    arrays = {}
+    try:
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
+        with opened:
+            for name in opened.files:
+                if name not in NPZ_ARRAYS:
+                    raise unknown(f"array in {path}:", name, NPZ_ARRAYS)
+                arrays[name] = opened[name]
+    except OSError as error:
+        raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if "allow_pickle" not in str(error):
+            raise FedkeelError(f"{path} is damaged: {error}") from None
+        if name:
+            what = f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)"
+        else:
+            what = f"{path} is not an .npz file: expected one written by numpy.savez"
+        raise FedkeelError(what) from None
+    return arrays
+
+
+def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, np.ndarray]:
+    """Features as finite float32, or images as uint8 (n, h, w, 3)."""
+    where = f"{path} array {name}"
+    if not len(rows.shape) or 0 in rows.shape:
+        raise FedkeelError(f"{where} is empty: its shape is {rows.shape}")
+    if rows.ndim == 2 and rows.dtype.kind in "fiu":
+        with np.errstate(over="ignore"):
+            features = rows.astype(np.float32, copy=False)
+        bad = np.argwhere(~np.isfinite(features))
+        if len(bad):
+            row, column = bad[0]
+            whose = f" (client {client[row]!s})" if client is not None else ""
+            raise FedkeelError(
+                f"{where} row {row}{whose} column {column} is {rows[row, column]}: expected finite numbers of float32; "
+                f"mend or remove the row"
+            )
+        return "features", features
+    if rows.ndim == 4 and rows.shape[3] in (1, 3) and rows.dtype.kind in "fu":
+        if rows.dtype.kind == "f":
+            bad = np.argwhere(~((rows >= 0) & (rows <= 1)))
+            if len(bad):
+                raise FedkeelError(
+                    f"{where} row {bad[0][0]} holds {rows[tuple(bad[0])]}: expected images of float in [0, 1] or uint8"
+                )
+            rows = np.round(rows * 255).astype(np.uint8)
+        if rows.dtype == np.uint8:
+            return "images", np.broadcast_to(rows, (*rows.shape[:3], 3))
+    raise FedkeelError(
+        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features) "
+        f"or images (rows, height, width, 1 or 3) of uint8 or of float in [0, 1]"
+    )
+
+
+def load_npz(path: Path, data: Data) -> Dataset:
+    """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
+    arrays = read_npz(path)
+    tested = "x_test" in arrays or "y_test" in arrays
+    for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
+        if name not in arrays:
+            raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
+    for name in ("client_test", "attribute_test"):
+        if name in arrays and not tested:
+            raise FedkeelError(f"{path} has {name} but no x_test: remove it or add x_test and y_test")
+    if "attribute_test" in arrays and "attribute" not in arrays:
+        raise FedkeelError(f"{path} has attribute_test but no attribute: add it")
+    for name, rows in ((name, "x_test" if name.endswith("_test") else "x") for name in PER_ROW):
+        if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
+            raise FedkeelError(
+                f"{path} array {name} has shape {arrays[name].shape}: "
+                f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
+            )
+    kind, train = npz_rows(path, "x", arrays["x"], arrays.get("client"))
+    test = train[:0]
+    if tested:
+        test_kind, test = npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
+        if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
+            raise FedkeelError(
+                f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
+            )
+    labels, class_names = npz_labels(path, arrays)
+    dataset = Dataset(
+        name=data.source,
+        kind=kind,
+        train=train,
+        train_labels=labels[: len(train)],
+        test=test,
+        test_labels=labels[len(train) :],
+        class_names=class_names,
+        fingerprint=file_sha256(path),
+        encoder="none" if kind == "features" else "efficientnet-lite0",
+        train_client=arrays["client"].astype(str) if "client" in arrays else None,
+        test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
+    )
+    return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
+
+
+def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
+    parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
+    if len({part.dtype.kind == "U" for part in parts}) > 1:
+        raise FedkeelError(
+            f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
+        )
+    together = np.concatenate(parts)
+    labels, present = index_labels(together, f"{path} array y")
+    if "class_names" not in arrays:
+        return labels, present
+    names = tuple(str(name) for name in arrays["class_names"].ravel())
+    if len(set(names)) < len(names):
+        raise FedkeelError(f"{path} array class_names names a class twice")
+    if together.dtype.kind != "U":
+        if together.min() < 0 or together.max() >= len(names):
+            raise FedkeelError(
+                f"{path} array y runs from {together.min()} to {together.max()}: "
+                f"expected 0 to {len(names) - 1}, positions in class_names"
+            )
+        return together.astype(np.int64), names
+    for name in present:
+        if name not in names:
+            raise unknown(f"class in {path} array y:", name, names)
+    return np.array([names.index(name) for name in present])[labels], names

@@ -1,0 +1,177 @@
+"""What all ways to personalise a finished model share: phases on one client after the other, from which nothing leaves.
+
+Chen, Ghoukasian, Jin, Wang, Karimireddy, Li, A Closer Look at Personalized Fine-Tuning in Heterogeneous Federated
+Learning, arXiv 2511.12695: every client starts at the global model theta_G and trains on its own rows for 15 epochs.
+
+A strategy is a method whose phases send nothing; its shared state is the model of the run. It trains with the
+cross-entropy, whatever the run's loss was (our choice). What "full" means depends on the run: of a run that trained a
+head, head and encoder; of one that trained a whole network, that; of one that trained adapters, adapters and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.errors import FedkeelError, unknown
+from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings
+from fedkeel.methods.linear_probe import logits as linear
+from fedkeel.methods.tuned import Tuned, head_logits
+from fedkeel.models.backbone import Backbone, features_of
+from fedkeel.models.losses import softmax_rows
+from fedkeel.optim import SGD, AdamW, Optim
+from fedkeel.tree import BODY, HEAD, NORM, STATS, Tree
+
+PART = 256
+"""Rows that are encoded at once outside of training."""
+
+
+class Strategy(Method):
+    personal: ClassVar[bool] = True
+    head_only: ClassVar[bool] = False
+    """Whether it leaves the network as it is: then it can work on features."""
+
+    epochs: int = Field(15, ge=1)
+    """passes over a client's rows, all stages together"""
+    batch: int | None = Field(None, ge=1)
+    """unset: that of the run"""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float | None = Field(None, gt=0)
+    """unset: that of the run, or 2e-5 where the run trained a head only and the network is a pretrained one"""
+    probe_lr: float | None = Field(None, gt=0)
+    """of stages that train the head alone; unset: that of the run"""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """of sgd"""
+    weight_decay: float = Field(0.0, ge=0)
+    batch_norm: Literal["train", "frozen"] = "train"
+    """whether the statistics of batch norms follow the client's rows while the network is trained"""
+    flood: float = Field(0.0, ge=0)
+    """loss flooding (Ishida et al., ICML 2020): train on |L - b| + b, so that L stays near b; 0 = off"""
+    of: dict[str, Any] = Field(default_factory=dict)
+    """the [method] section of the run that is personalised; filled in by fedkeel"""
+
+    @cached_property
+    def base(self) -> Method:
+        """The method of the run."""
+        return from_settings(self.of)
+
+    def on(self, run: Method) -> Strategy:
+        """The strategy for the model of a run, with everything set that was left to the run."""
+        if run.personal:
+            raise FedkeelError(f"{run.name} leaves every client a model of its own already: personalise a global model")
+        from fedkeel.method import settings
+
+        pretrained = run.reads == "features" and not self.head_only
+        own_lr, own_batch = getattr(run, "lr", 0.01), getattr(run, "batch", 32)
+        return self.model_copy(
+            update={
+                "of": settings(run),
+                "batch": self.batch or own_batch,
+                "lr": self.lr or (2e-5 if pretrained else own_lr),
+                "probe_lr": self.probe_lr or (own_lr if self.lr is None or pretrained else self.lr),
+            }
+        )
+
+    @property
+    def reads(self) -> Literal["features", "inputs"]:
+        return "features" if self.head_only and self.base.reads == "features" else "inputs"
+
+    # ---- what is trained
+
+    def extra(self, backbone: Backbone, seed: int) -> Tree:
+        """Parameters that the strategy adds to the model, at their starting values."""
+        return {}
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """Prefixes of everything that full fine-tuning moves."""
+        if isinstance(self.base, Tuned):
+            return ("",)
+        return (HEAD, BODY, NORM, STATS) if self.batch_norm == "train" else (HEAD, BODY, NORM)
+
+    def stage(self, name: str, trains: tuple[str, ...], epochs: int) -> Phase:
+        """A phase of training from which nothing leaves."""
+        assert self.batch is not None
+        probes = trains == (HEAD,)
+        rate = self.probe_lr if probes else self.lr
+        assert rate is not None
+        optim: Optim = AdamW(rate, self.weight_decay)
+        if self.optimizer == "sgd":
+            optim = SGD(rate, self.momentum, self.weight_decay)
+        return Phase(name, trains, sends=(), cohort="all", epochs=epochs, batch=self.batch, optim=optim)
+
+    def plan(self, round: int) -> list[Phase]:
+        return [self.stage("tune", self.full, self.epochs)]
+
+    # ---- on a client
+
+    def once(self, x: Any, visit: Visit) -> Any:
+        """A phase that trains the head alone reads features: the network gives the same ones in every epoch."""
+        return self.encoded({**visit.down, **visit.mine}, x) if visit.phase.trains == (HEAD,) else x
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        return self.flooded(self.cross_entropy({**visit.down, **visit.mine, **params}, batch))
+
+    def cross_entropy(self, tree: Tree, batch: Batch) -> Tensor:
+        return batch.mean(softmax_rows(self.logits(tree, batch.x), batch.y))
+
+    def flooded(self, loss: Tensor) -> Tensor:
+        return (loss - self.flood).abs() + self.flood if self.flood else loss
+
+    def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        return {}, {**visit.mine, **params}
+
+    # ---- the model
+
+    def features(self, tree: Tree, x: Any) -> Tensor:
+        if isinstance(self.base, Tuned) and not isinstance(x, Tensor):
+            return self.base.features(tree, x)
+        return features_of(tree, x)
+
+    def encoded(self, tree: Tree, x: Any) -> Tensor:
+        """Features of many rows."""
+        with torch.no_grad():
+            return torch.cat([self.features(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
+
+    def logits(self, tree: Tree, x: Any) -> Tensor:
+        features = self.features(tree, x)
+        if isinstance(self.base, Tuned):
+            return head_logits(tree, features)
+        return linear(tree, features) if self.base.reads == "inputs" else self.base.predict(State(tree), {}, features)
+
+    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+        tree = {**state.down, **mine}
+        return torch.cat([self.logits(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
+
+
+STRATEGIES: dict[str, type[Strategy]] = {}
+
+
+def register(name: str, paper: str) -> Callable[[type[Strategy]], type[Strategy]]:
+    """Class decorator that makes a strategy known by name."""
+
+    def keep(cls: type[Strategy]) -> type[Strategy]:
+        cls.name, cls.paper = name, paper
+        STRATEGIES[name] = cls
+        return cls
+
+    return keep
+
+
+def strategies() -> dict[str, type[Strategy]]:
+    """Every strategy by name."""
+    import fedkeel.personal  # noqa: F401  registers every file of the package
+
+    return STRATEGIES
+
+
+def find(name: str) -> type[Strategy]:
+    known = strategies()
+    if name not in known:
+        raise unknown("way to personalise", name, known)
+    return known[name]
