@@ -33,13 +33,16 @@ def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -
 
 
 def played(method: Method, engine: LocalEngine | WireEngine, start: State, rounds: int = 1) -> State:
-    """The state after some rounds of one exchange each."""
+    """The state after some rounds."""
     state, who = start, engine.clients
     for round in range(1, rounds + 1):
-        (phase,) = method.plan(round)
-        update = engine.exchange(method, state, phase, round, choose(who, method, phase, round, [])).update
-        assert update is not None
-        state = method.merge(state, update, phase)
+        cohort: list[int] = []
+        for phase in method.plan(round):
+            cohort = choose(who, method, phase, round, cohort)
+            update = engine.exchange(method, state, phase, round, cohort).update
+            assert (update is not None) == bool(phase.sends)
+            if update is not None:
+                state = method.merge(state, update, phase)
     return state
 
 

@@ -62,4 +62,4 @@ def test_a_noise_ratio_outside_of_0_and_1(tmp_path: Path, ratio: float) -> None:
 
 
 def test_an_encoder_that_is_no_transformer(tmp_path: Path) -> None:
-    refused(tmp_path, "encoder pixels is no transformer", method={"name": "lora"})
+    refused(tmp_path, "encoder cnn is no transformer", method={"name": "lora"})

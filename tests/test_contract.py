@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backbones import reading
+from backbones import reading, reading_images
 from federations import CLASSES, TASK, PersonalBias, clients
 from fedkeel.engines import alone, base, local
 from fedkeel.engines.base import Clients, choose
@@ -19,8 +19,9 @@ from fedkeel.engines.wire import WireEngine
 from fedkeel.events import Log
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop
-from fedkeel.method import METHODS, Method, State, Visit, find
+from fedkeel.method import METHODS, Method, State, Task, Visit, find
 from fedkeel.methods.linear_probe import BIAS, WEIGHT
+from fedkeel.methods.network import Network
 from fedkeel.methods.scaffold import Scaffold
 from fedkeel.methods.tuned import Tuned
 from fedkeel.tree import Tree, digest
@@ -33,6 +34,8 @@ def usual(method: type[Method]) -> dict[str, Any]:
     """Settings under which a method does all that it does, and soon."""
     if issubclass(method, Tuned):
         return {"rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}
+    if issubclass(method, Network):
+        return {"rounds": 2, "participation": 0.5, "batch": 7}  # nobody's rows but the smallest's make a single batch
     return {"rounds": ROUNDS, "participation": 0.7, **({"batch": 8} if "batch" in method.model_fields else {})}
 
 
@@ -53,15 +56,27 @@ VARIANTS |= {
     "ridge, held-out penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, choice="held-out"),
     "ridge, given penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, penalty=0.1, normalise=False),
 }
+NETWORK = {"tune": "network", "rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}
+VARIANTS |= {
+    f"{name}, network": METHODS[name](**NETWORK, **({"lr": 0.05} if name in ("scaffold", "fednova") else {}))
+    for name in ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam")
+}
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
+def federation_of(method: Method) -> tuple[Clients, Task]:
+    """Of features, of words for methods inside a transformer, of pictures for those that train a whole network."""
+    if method.reads == "features":
+        return clients(), TASK
+    return (reading if isinstance(method, Tuned) else reading_images)(clients(), CLASSES)
+
+
 def clients_of(method: Method) -> Clients:
-    return clients() if method.reads == "features" else reading(clients(), CLASSES)[0]
+    return federation_of(method)[0]
 
 
 def start_of(method: Method) -> State:
-    return method.start(TASK if method.reads == "features" else reading(clients(), CLASSES)[1])
+    return method.start(federation_of(method)[1])
 
 
 def play(method: Method, engine_of: type, who: Clients) -> State:

@@ -14,8 +14,10 @@ import fedkeel as fk
 from fedkeel.config import given, load
 from fedkeel.data.partition import known
 from fedkeel.errors import FedkeelError, Stopped
+from fedkeel.events import personalised
 from fedkeel.grid import Variant, cells
 from fedkeel.method import find
+from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.recipe import parse
 from test_cli import fedkeel, says
@@ -155,16 +157,24 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
             assert (kind, bool(colon)) == ("hf", True) or kind in ENCODERS
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", reference) or not colon
             if scale == "paper":
-                assert cell.experiment.data.source.startswith("hf:")
-    if scale == "paper" and name != "ova-lp/geometry" and plan.grids:
+                assert cell.experiment.data.source.startswith(("hf:", "images:", "cifar10"))
+        assert [variant.name for variant in grid.strategies()] == [text.partition(":")[0] for text in grid.personal]
+    if scale == "paper" and name.startswith("lp-ft/") and plan.grids:
+        assert plan.seeds == (0, 1, 2)
+        assert {cell.experiment.method["rounds"] for grid in plan.grids for cell in grid.cells([0])} == {100}
+    elif scale == "paper" and name != "ova-lp/geometry" and plan.grids:
         assert plan.seeds == (0, 42, 777, 1337, 15254)
         cells = [cell for grid in plan.grids for cell in grid.cells([0])]
         assert {cell.experiment.method["rounds"] for cell in cells} <= {50, 10, 1}
 
 
 def test_the_standard_recipes_are_there() -> None:
-    names = ["ablation", "baselines", "encoders", "geometry", "noise", "participation", "partitions"]
-    assert [f"ova-lp/{name}" for name in names] == [name for name in RECIPES if name.startswith("ova-lp/")]
+    papers = {
+        "ova-lp": ["ablation", "baselines", "encoders", "geometry", "noise", "participation", "partitions"],
+        "lp-ft": ["distortion", "label-flip", "label-shift", "main", "overfitting", "peft", "pfl", "theory"],
+    }
+    for paper, names in papers.items():
+        assert [f"{paper}/{name}" for name in names] == [name for name in RECIPES if name.startswith(f"{paper}/")]
     assert all(set(recipe.scales) == {"laptop", "paper"} for recipe in RECIPES.values())
 
 
@@ -300,6 +310,28 @@ def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path
     assert len(list(folder.glob("cifar100/*/summary.json"))) == 3 * 4
     stored = tomllib.loads((folder / "cifar100/ova-lp_stages=1-shard-1-seed0/config.toml").read_text())
     assert (stored["data"]["label_column"], stored["method"]["stages"]) == ("fine_label", 1)
+
+
+def test_a_recipe_with_personal_models(tmp_path: Path) -> None:
+    """Table 4 in small: run, personalised in two ways, beside the paper; called again it trains nothing."""
+    few = ["data.limit=150", "method.rounds=1", "shift.flip=0.2", "personal.epochs=2"]
+    done = fk.reproduce("lp-ft/label-flip", seeds=[0], out=tmp_path, set=few)
+    (run,) = done.results
+    assert run.summary["kept_round"] == 1
+    made = sorted(path.name for path in (run.folder / "personal").iterdir())
+    assert made == ["ft_epochs=2", "lp-ft_epochs=2"]
+    assert "91.32" in done.text, "FT's Local in the paper"
+    ours = [Personal.of(record).local for record in personalised(run.folder)]
+    assert all(f"{100 * value:.2f}" in done.text for value in ours)
+    assert "Personal models" in done.page.read_text()
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
+    assert len(times) == 3
+    assert fk.reproduce("lp-ft/label-flip", seeds=[0], out=tmp_path, set=few).text == done.text
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    with pytest.raises(FedkeelError, match=r"personal\.epochs is 'many'"):
+        fk.reproduce("lp-ft/label-flip", out=tmp_path, set=["personal.epochs=many"])
+    with pytest.raises(FedkeelError, match="this recipe has no personal models"):
+        fk.reproduce("ova-lp/ablation", out=tmp_path, set=["personal.epochs=2"])
 
 
 def test_the_command_line_lists_recipes_and_names_mistakes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         encode,
         experiment,
         partition,
+        personalize,
         predict,
         recipes,
         report,
@@ -32,8 +33,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 __all__ = [
     "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Reproduction",
-    "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "predict", "recipes",
-    "register", "report", "reproduce", "run",
+    "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "personalize",
+    "predict", "recipes", "register", "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = ("api", "config", "errors", "federation", "method", "methods.linear_probe", "optim", "result")
 

@@ -23,6 +23,7 @@ from fedkeel.data.features import Features, features
 from fedkeel.data.partition import PARTITIONS, Manifest
 from fedkeel.data.sources import SOURCES, load, load_rows
 from fedkeel.errors import FedkeelError, Stopped, unknown
+from fedkeel.events import EVENTS
 from fedkeel.federation import SILENT, Watch, assemble, divide
 from fedkeel.folder import CONFIG, begin, check, fresh, stored
 from fedkeel.grid import Cell, Variant, cells
@@ -31,7 +32,7 @@ from fedkeel.models.encoders import ENCODERS
 from fedkeel.personal.strategy import strategies
 from fedkeel.personalize import personal_model, with_settings
 from fedkeel.personalize import personalize as make_personal
-from fedkeel.recipe import Recipe, Scale
+from fedkeel.recipe import Plan, Recipe, Scale
 from fedkeel.recipe import find as find_recipe
 from fedkeel.recipe import recipes as all_recipes
 from fedkeel.reporting.beside import section
@@ -43,7 +44,7 @@ from fedkeel.reporting.measures import Ran
 from fedkeel.reporting.papers import PAPERS
 from fedkeel.reporting.papers import RECIPES as PUBLISHED
 from fedkeel.reporting.tables import as_text, iid_twin
-from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, Result
+from fedkeel.result import MODEL, SUMMARY, Model, Result
 from fedkeel.simulate import simulate
 
 Config = str | Path | Experiment | None
@@ -195,11 +196,16 @@ def reproduce(
     if texts and not plan.grids:
         raise FedkeelError(f"{name} has no runs: --set {texts[0]} can change nothing there, leave --set out")
     # All cells before any of them runs: mistakes are told first.
-    grids = [(grid, grid.cells(seeds or grid.seeds or plan.seeds, texts)) for grid in plan.grids]
+    to_runs, to_models = _sorted_out(texts, plan)
+    grids = [
+        (grid, grid.cells(seeds or grid.seeds or plan.seeds, to_runs), grid.strategies(to_models))
+        for grid in plan.grids
+    ]
     parts, ran, results = [], [], []
-    for grid, cells_of_it in grids:
+    for grid, cells_of_it, strategies_of_it in grids:
         watch.notice(f"{grid.title}:")
         done = _carry_out_all(cells_of_it, folder / grid.name, watch, pages=False)
+        _personalize_all(cells_of_it, done, strategies_of_it, watch)
         records = [result.record for result in done]
         parts.append(Part(grid.title, records))
         ran += [
@@ -207,6 +213,8 @@ def reproduce(
             for cell, record in zip(cells_of_it, records, strict=True)
         ]
         results += done
+        made = [str(one) for one in strategies_of_it]
+        ran += [own for run in ran[-len(done) :] for own in run.personalised(made, grid.personal)]
     claimed, opening = PUBLISHED.get(name, ()), ""
     if recipe.paper is not None:
         opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran)
@@ -219,6 +227,26 @@ def reproduce(
     text = beside_text(claimed, ran) or "\n\n".join(f"{part.title}\n{as_text(part.records)}" for part in parts)
     text = "\n\n".join(filter(None, [*(words for _, words in drawn), text]))
     return Reproduction(page, text, results)
+
+
+def _sorted_out(texts: Sequence[str], plan: Plan) -> tuple[list[str], list[str]]:
+    """The settings of runs, and those of personal models."""
+    to_models = [text for text in texts if text.strip().startswith("personal.")]
+    if to_models and not any(grid.personal for grid in plan.grids):
+        raise FedkeelError(f"--set {to_models[0]}: this recipe has no personal models, leave it out")
+    return [text for text in texts if text not in to_models], to_models
+
+
+def _personalize_all(grid: Sequence[Cell], runs: Sequence[Result], strategies: Sequence[Variant], watch: Watch) -> None:
+    """Personalise every run of a grid in every way, as far as that was not done."""
+    rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))
+    for number, (cell, run) in enumerate(zip(grid, runs, strict=True), 1):
+        for variant in strategies:
+            if any(made.folder.name == variant.label and made.end for made in events.personalised(run.folder)):
+                continue
+            watch.notice(f"{number}/{len(grid)} {cell.label}: {variant}")
+            data = partial(rows, cell.experiment.data)
+            personalize(run.folder, method=str(variant), watch=watch, rows=data, page=False)
 
 
 def recipes() -> dict[str, Recipe]:
@@ -284,6 +312,8 @@ def predict(run: str | Path, *, input: str | Path, client: str | None = None, pe
 
     With ``client`` by that client's own model; ``personal`` says which, where the run was personalised in several ways.
     """
+    if personal is not None and client is None:
+        raise FedkeelError(f"--personal {personal}: whose model? Add --client NAME, or leave --personal out")
     model = Model.load(Path(run) / MODEL) if client is None else personal_model(Path(run), client, personal)
     rows = load_rows(Path(input), model.kind, model.settings)
     names, scores = model.predict(rows.rows)

@@ -33,6 +33,8 @@ class Watch:
 
     encoded: Callable[[int, int], None] = lambda done, total: None
     round: Callable[[int, int, float], None] = lambda round, rounds, accuracy: None
+    client: Callable[[int, int, float | None], None] = lambda done, total, accuracy: None
+    """a client was personalised; the accuracy is that of its model on its own test set"""
     notice: Callable[[str], None] = lambda text: None
 
 
@@ -53,7 +55,8 @@ class Federation:
     def clients(self, seed: int) -> Clients:
         """The clients with their encoded rows, not yet prepared."""
         rows, labels = _rows(self.features.train), torch.from_numpy(self.labels)
-        return Clients(self.manifest.names, rows, labels, self.manifest.train, seed, self.dataset.classes)
+        train, held = self.manifest.train, self.manifest.validation
+        return Clients(self.manifest.names, rows, labels, train, seed, self.dataset.classes, validation=held)
 
     def test_rows(self) -> tuple[Tensor, Tensor, Ownership | None]:
         """(encoded rows, labels, who owns which): the clients' own test rows if they kept some, else the source's."""
@@ -66,7 +69,7 @@ class Federation:
 
 
 def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray, Dataset]:
-    """The split before anything is trained: (who owns which rows, the labels the clients train on, the shifted data)."""
+    """The split before anything is trained: (who owns which rows, the labels clients train on, the shifted data)."""
     seed, shift = experiment.run.seed, experiment.shift
     kept = None
     if shift.long_tail > 1:
@@ -102,6 +105,7 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     counts = federation.label_counts()
     check_seen(counts, dataset)
     method.check(counts, manifest.names)
+    check_held_back(method, manifest)
     return federation
 
 
@@ -126,6 +130,16 @@ def to_be_read(experiment: Experiment, dataset: Dataset, method: Method) -> Feat
 
 def _rows(features: Any) -> Any:
     return features if isinstance(features, Inputs) else as_rows(features)
+
+
+def check_held_back(method: Method, manifest: Manifest) -> None:
+    """A method that measures on validation rows needs some; better said now than in its last rounds."""
+    phases = [phase for round in range(1, method.rounds + 1) for phase in method.plan(round)]
+    if any(phase.on == "validation" for phase in phases) and not len(manifest.validation.rows):
+        raise FedkeelError(
+            f"method {method.name} chooses models on validation rows and no client holds any: set partition.validation "
+            "to the share of its rows that a client holds back, such as 0.1"
+        )
 
 
 def check_seen(label_counts: np.ndarray, dataset: Dataset) -> None:

@@ -29,7 +29,7 @@ def fresh(experiment: Experiment) -> Path:
 def stored(folder: Path) -> Experiment:
     """The experiment of the run in a folder."""
     if not (folder / CONFIG).exists():
-        raise FedkeelError(f"{folder} holds no run to resume: there is no {CONFIG} in it")
+        raise FedkeelError(f"{folder} holds no run: there is no {CONFIG} in it")
     return load(folder / CONFIG)
 
 

@@ -39,6 +39,8 @@ class Phase:
     """Who takes part: a fresh sample, the cohort of the phase before, everybody, or the next of those who never did."""
     epochs: int = 1
     """Passes over the client's rows; 0 = no training, the client calls ``measure`` instead."""
+    on: Literal["train", "validation"] = "train"
+    """Which of the client's rows ``measure`` gets; training never sees the ones held back for validation."""
     batch: int = 32
     rows: float = 1.0
     """Share of its rows a client visits per epoch."""
@@ -196,7 +198,7 @@ class Method(BaseModel):
         return sends, {name: params.get(name, value) for name, value in visit.mine.items()}
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        """(what to send, the new private state) in a phase without training, from all rows of the client."""
+        """(what to send, the new private state) in a phase without training, from all rows that ``Phase.on`` names."""
         raise NotImplementedError
 
     # ---- for whoever uses the model
@@ -268,6 +270,13 @@ def find(name: str) -> type[Method]:
     import fedkeel.methods  # noqa: F401  registers every method file of the package
 
     if name not in METHODS:
+        from fedkeel.personal.strategy import strategies
+
+        if name in strategies():
+            raise FedkeelError(
+                f"method {name} personalises a finished run, it trains none: run another method, then "
+                f"fedkeel personalize RUN --method {name}"
+            )
         raise unknown("method", name, METHODS)
     return METHODS[name]
 

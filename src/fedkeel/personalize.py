@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,7 +29,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.engines.alone import as_batch
 from fedkeel.engines.base import Clients
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.events import EVENTS, Log, Record, read
+from fedkeel.events import EVENTS, PERSONAL, Log, Record, read
 from fedkeel.federation import Federation, Watch, assemble, to_be_read
 from fedkeel.folder import CONFIG, stored
 from fedkeel.grid import Variant
@@ -42,7 +43,8 @@ from fedkeel.result import CLIENTS, MODEL, Model, client_file, load_client, save
 from fedkeel.simulate import about_clients, about_data
 from fedkeel.tree import Tree, digest, learnt
 
-PERSONAL = "personal"
+NO_SETTINGS = ("rounds", "participation", "of")
+"""Fields of a strategy that users cannot set."""
 COUNTED_ROWS = 32
 """FLOPs are counted on a batch of at most this many rows."""
 
@@ -56,12 +58,24 @@ def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
             f"--set {others[0]}: a run keeps its data, split and seed when it is personalised; set method.* only, e.g. "
             "method.epochs=10"
         )
-    return Variant(variant.name, {**variant.settings, **said.get("method", {})})
+    changes = said.get("method", {})
+    if not isinstance(changes, dict) or "name" in changes:
+        raise FedkeelError(
+            "--set method: --method names the way to personalise; --set takes its settings, e.g. method.epochs=10"
+        )
+    return Variant(variant.name, {**variant.settings, **changes})
 
 
 def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     """The strategy with its settings, for the model of a run."""
-    strategy = checked(find(variant.name), {"rounds": 1, **variant.settings}, where, prefix="method.")
+    found = find(variant.name)
+    for key in NO_SETTINGS:
+        if key in variant.settings:
+            raise FedkeelError(
+                f"{where}: method.{key} means nothing to {variant.name}, which every client does once "
+                "and by itself: leave it out"
+            )
+    strategy = checked(found, {"rounds": 1, **variant.settings}, where, prefix="method.")
     return strategy.on(run.method)
 
 
@@ -69,12 +83,20 @@ def personalize(
     run: Path, variant: Variant, dataset: Dataset, engine: str, only: Sequence[str], watch: Watch
 ) -> Record:
     """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``."""
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     experiment, model = stored(run), Model.load(run / MODEL)
     torch.set_num_threads(experiment.run.threads or os.cpu_count() or 1)
     strategy = strategy_of(variant, model)
     federation = assemble(experiment, dataset, watch)
     if federation.manifest.hash != read(run).start["data"]["manifest"]:
         raise FedkeelError(f"{run}: the data are not those that the run was trained on; restore them, or run again")
+    used = federation.features
+    if (used.weights, used.transform) != (model.data["weights"], model.data["transform"]):
+        raise FedkeelError(
+            f"{run}: the encoder {used.encoder} is not the one that the run was trained with, its weights "
+            "or settings have changed; restore it, or run again"
+        )
     work = Work.on(strategy, model, federation, experiment)
     chosen = work.chosen(only, watch)
     folder = run / PERSONAL / variant.label
@@ -85,9 +107,11 @@ def personalize(
             data = about_data(federation, work.clients.x, len(work.tests.y))
             everybody = list(range(len(work.clients.names)))
             who = about_clients(federation, everybody)
-            log.write("start", version=__version__, config=config, data=data, clients=who)
+            log.write("start", version=__version__, config=config, data=data, clients=who, model=model.digest)
+        known = _of_this(model, read(folder))
+        if known.personal_test is None:
             log.write("personal_test", **work.test())
-        done = {event["client"]: event for event in read(folder).personal}
+        done = {event["client"]: event for event in known.personal}
         for count, client in enumerate(chosen, 1):
             path = client_file(folder, work.clients.names[client])
             if client not in done or not path.exists():
@@ -95,8 +119,10 @@ def personalize(
                 log.write("personal", **event)
                 done[client] = event
             own = done[client]["on"][client]
-            watch.round(count, len(chosen), float("nan") if own is None else own)
-        log.write("end", digest=_digest(folder))
+            watch.client(count, len(chosen), own)
+        digest_of_all = _digest(folder)
+        if known.end is None or known.end["digest"] != digest_of_all:
+            log.write("end", digest=digest_of_all)
     return read(folder)
 
 
@@ -107,12 +133,22 @@ def _plain(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin(folder: Path, config: dict[str, Any]) -> None:
+    """Write down how the models are made, or make sure that they were begun in the same way."""
     text = tomli_w.dumps(config)
     if not (folder / CONFIG).exists():
         (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / CONFIG, text.encode())
     elif (folder / CONFIG).read_text(encoding="utf-8") != text:
-        raise FedkeelError(f"{folder} was made with other settings or from another model: delete it to make it anew")
+        raise FedkeelError(f"{folder} was made with other settings: delete it to make it anew")
+
+
+def _of_this(model: Model, record: Record) -> Record:
+    """The record, of models that were made from this one: their files hold differences to it."""
+    if record.start.get("model", model.digest) != model.digest:
+        raise FedkeelError(
+            f"{record.folder} was made from another model than the run has now: delete it to make it anew"
+        )
+    return record
 
 
 def _digest(folder: Path) -> str:
@@ -157,9 +193,9 @@ class Work:
     def chosen(self, only: Sequence[str], watch: Watch) -> list[int]:
         """The clients to personalise: those asked for, or all that can be."""
         names, sizes = list(self.clients.names), self.clients.owned.sizes
-        unknown = [name for name in only if name not in names]
-        if unknown:
-            raise FedkeelError(f"there is no client {unknown[0]!r}: the run has {', '.join(names[:5])}, ...")
+        for name in only:
+            if name not in names:
+                raise unknown("client", name, names)
         asked = [names.index(name) for name in only] or list(range(len(names)))
         kinds = (self.tests.label_counts > 0).sum(1)
         able = [client for client in asked if kinds[client] > 1]
@@ -167,7 +203,7 @@ class Work:
         small = [names[client] for client in able if sizes[client] < (self.strategy.batch or 1)]
         if not able:
             raise FedkeelError(
-                f"client {names[asked[0]]} has rows of {kinds[asked[0]]} class: a personal model needs two at least, "
+                f"client {names[asked[0]]} has rows of {kinds[asked[0]] or 'no'} class: a personal model needs two, "
                 "or it would always say the same; use the global model for it, or a split with more classes per client"
             )
         if single:
@@ -203,14 +239,14 @@ class Work:
             assert exchange.bytes_up == 0
         mine = {name: value for name, value in self.clients.private.pop(client).items() if name in self.state.down}
         rows = self.clients.rows(client)
-        moved = self.features(mine, rows) - self.features({}, rows)
+        distortion = float((self.features(mine, rows) - self.features({}, rows)).norm(dim=1).mean())
         save_client(path, {name: value - self.state.shared.get(name, 0) for name, value in mine.items()})
         return {
             "client": client,
             "name": self.clients.names[client],
             "rows": len(rows),
             "on": self.on_test_sets(mine),
-            "distortion": float(moved.norm(dim=1).mean()),
+            "distortion": distortion if isfinite(distortion) else None,
             "seconds": seconds,
             "flops": flops,
         }
@@ -245,6 +281,8 @@ class Work:
 
 def _as_inputs(strategy: Strategy, federation: Federation, experiment: Experiment) -> Federation:
     """The federation of a run on features, with rows that its encoder reads anew."""
+    encoder = {"encoder": federation.features.encoder}  # "auto" may mean another one where a network is trained
+    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update=encoder)})
     try:
         return replace(federation, features=to_be_read(experiment, federation.dataset, strategy.base))
     except FedkeelError as error:
@@ -263,7 +301,7 @@ def personal_model(run: Path, client: str, label: str | None) -> Model:
     """A client's own model: of the way to personalise that is named, or of the only one that there is."""
     model = Model.load(run / MODEL)
     if model.method.personal:
-        return replace(model, mine=load_client(_of_client(run, run, client)))
+        return replace(model, mine=load_client(_of_client(run, client)))
     made = sorted(path.name for path in (run / PERSONAL).glob("*") if (path / CLIENTS).is_dir())
     if not made:
         raise FedkeelError(f"{run} has no personal models: fedkeel personalize {run} --method lp-ft makes them")
@@ -272,7 +310,8 @@ def personal_model(run: Path, client: str, label: str | None) -> Model:
     if label is not None and label not in made:
         raise unknown(f"personal models of {run}:", label, made)
     folder = run / PERSONAL / (label or made[0])
-    moved = load_client(_of_client(run, folder, client))
+    _of_this(model, read(folder))
+    moved = load_client(_of_client(folder, client))
     strategy = from_settings_of(folder)
     shared = dict(model.shared)
     if strategy.reads == "inputs" and model.method.reads == "features":
@@ -281,10 +320,10 @@ def personal_model(run: Path, client: str, label: str | None) -> Model:
     return replace(model, method=strategy, shared=shared, mine=mine)
 
 
-def _of_client(run: Path, folder: Path, client: str) -> Path:
+def _of_client(folder: Path, client: str) -> Path:
     path = client_file(folder, client)
     if not path.exists():
-        names = read(run).start["clients"]["names"]
+        names = read(folder).start["clients"]["names"]
         if client not in names:
             raise unknown("client", client, names)
         raise FedkeelError(f"client {client} has no model in {folder}: it keeps the global one; leave out --client")

@@ -13,9 +13,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedkeel.config import Section, build, given, laid
+from fedkeel.config import Section, assignment, build, checked, given, laid, nested
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.grid import Cell, cells
+from fedkeel.grid import Cell, Variant, cells
+from fedkeel.personal.strategy import find as find_strategy
 
 Scale = Literal["laptop", "paper"]
 SECTIONS = ("data", "shift", "partition", "method", "run")
@@ -29,6 +30,8 @@ class Grid(Section):
     title: str
     methods: tuple[str, ...] = Field(min_length=1)
     partitions: tuple[str, ...] = Field(min_length=1)
+    personal: tuple[str, ...] = ()
+    """strategies that every finished run is personalised with, e.g. lp-ft:probe=10"""
     vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     """one more axis: dotted keys and their values"""
     column: str | None = None
@@ -53,6 +56,17 @@ class Grid(Section):
         vary = {key: values for key, values in self.vary.items() if key not in taken}
         iid = {key: value for key, value in self.iid.items() if key not in taken}
         return cells(said, self.methods, self.partitions, seeds, vary, iid)
+
+    def strategies(self, overrides: Iterable[str] = ()) -> list[Variant]:
+        """What its runs are personalised with; ``personal.key=value`` goes to the strategies that have such a key."""
+        said = nested(dict(assignment(text) for text in overrides)).get("personal", {})
+        found = []
+        for variant in map(Variant.parse, self.personal):
+            fields = find_strategy(variant.name).model_fields
+            own = {key: value for key, value in said.items() if key in fields}
+            found.append(Variant(variant.name, {**variant.settings, **own}))
+            checked(find_strategy(variant.name), found[-1].settings, f"{self.name}: {found[-1]}", prefix="personal.")
+        return found
 
 
 class Plan(Section):

@@ -27,7 +27,7 @@ from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.tree import Tree, digest
 
-EVENTS, MODEL, SUMMARY, CLIENTS = "events.jsonl", "model.safetensors", "summary.json", "clients"
+MODEL, SUMMARY, CLIENTS = "model.safetensors", "summary.json", "clients"
 PREPARED_MEAN = "prepare.mean"
 
 

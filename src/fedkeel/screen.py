@@ -44,8 +44,13 @@ def _bars(progress: Progress, title: str) -> Watch:
     return Watch(
         encoded=lambda done, total: show("encode", done, total, "encoding"),
         round=lambda round, rounds, acc: show("round", round, rounds, f"{heading[0]}  accuracy {acc:6.2%}"),
+        client=lambda done, total, acc: show("client", done, total, f"{heading[0]}  {_own(acc)}"),
         notice=notice,
     )
+
+
+def _own(accuracy: float | None) -> str:
+    return "no test rows of its own" if accuracy is None else f"own test set {accuracy:6.2%}"
 
 
 def _lines(console: Console, title: str) -> Watch:
@@ -59,5 +64,6 @@ def _lines(console: Console, title: str) -> Watch:
     return Watch(
         encoded=lambda done, total: line(f"encoded {done:,} of {total:,} rows", done == total),
         round=lambda round, rounds, acc: line(f"round {round} of {rounds}, accuracy {acc:.2%}", round == rounds),
+        client=lambda done, total, acc: line(f"client {done} of {total}, {_own(acc)}", done == total),
         notice=lambda text: console.print(text, highlight=False),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedkeel import __version__
 from fedkeel.atomic import write_atomically
 from fedkeel.config import Experiment
-from fedkeel.events import Log, read
+from fedkeel.events import EVENTS, Log, read
 from fedkeel.federation import Federation, Watch
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop, federated_mean
@@ -30,7 +30,7 @@ from fedkeel.metrics.drift import drift, linear_head
 from fedkeel.metrics.geometry import geometry
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
 from fedkeel.reporting.diagnostics import common_mean
-from fedkeel.result import EVENTS, MODEL, SUMMARY, Model, client_file, save_client, summarise
+from fedkeel.result import MODEL, SUMMARY, Model, client_file, save_client, summarise
 
 MOST_ABROAD = 60
 """In a federation of more clients, personal models are tested on their own client's test set only."""

@@ -226,12 +226,21 @@ def test_one_kind_for_everybody(digits: Dataset) -> None:
     assert (np.asarray(data.test) != digits.test).any((1, 2, 3)).all()
 
 
+def test_images_in_files_become_an_array(digits: Dataset) -> None:
+    exp = experiment(partition=Partition(kind="iid", clients=2), shift=Shift(corruption="fog"))
+    stored = replace(digits, train=list(digits.train), test=list(digits.test))
+    one, other = divide(exp, digits)[2], divide(exp, stored)[2]
+    assert np.array_equal(one.train, other.train)
+    assert np.array_equal(one.test, other.test)
+
+
 def test_mistakes_are_told_in_a_line(digits: Dataset) -> None:
     split_in_two = Partition(kind="iid", clients=2)
+    sizes = [np.zeros((8, 8 + (row == 5), 3), dtype=np.uint8) for row in range(len(digits.train))]
     cases = [
         (digits, split_in_two, "per-client", r"set partition\.test"),
         (digits, split_in_two, "frog", "did you mean 'fog'"),
-        (replace(digits, train=[*"ab"], test=[]), split_in_two, "fog", "images in files"),
+        (replace(digits, train=sizes, test=[]), split_in_two, "fog", r"some of 8 x 8 and some of 9 x 8 pixels"),
         (replace(digits, kind="features", train=np.ones((1000, 3))), split_in_two, "fog", "holds features"),
     ]
     for data, partition, corruption, line in cases:

@@ -110,7 +110,7 @@ def test_at_the_paper_s_scale_every_claim_has_runs(name: str) -> None:
     """method or what its models were personalised with, partition, cell"""
     for grid in plan.grids:
         for cell in grid.cells(grid.seeds or plan.seeds):
-            ways = [str(Variant.parse(text)) for text in getattr(grid, "personal", ())]
+            ways = [str(Variant.parse(text)) for text in grid.personal]
             made += [(method, str(cell.partition), cell) for method in (str(cell.method), *ways)]
 
     def made_for(claim: Claim, method: str, partition: str, cell: Cell, conditions: dict[str, Any]) -> bool:

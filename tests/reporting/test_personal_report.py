@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,19 +177,19 @@ def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
     """Drawn for real: nothing may fail or warn where there is little to show."""
     alone = digits_run(tmp_path / "alone")
     write_personal(alone, "ft", [[0.8]], names=["me"], before=[0.7])
-    text = section(html.page([alone]))
+    text = html._personal(tables.groups([alone]))
     assert tables_of(text)[0][2] == ["ft", "80.00", "80.00", "–", "–", "–"]
     holes = digits_run(tmp_path / "holes")
     on = matrix(0.9, 0.5)
     on[:, 1] = np.nan
     for name in ("ft", "lp-ft"):
         write_personal(holes, name, on[:4], before=[0.7, None, 0.6, 0.5, 0.4])
-    text = section(html.page([holes]))
+    text = html._personal(tables.groups([holes]))
     assert tables_of(text)[0][2][1] == "90.00"
     assert text.count("<svg") == 5, "own, all, scatter and two heat maps"
     nothing = digits_run(tmp_path / "nothing")
     write_personal(nothing, "ft", [[None] * 5] * 5, before=[None] * 5)
-    assert tables_of(section(html.page([nothing])))[0][2][1:] == ["–"] * 5
+    assert tables_of(html._personal(tables.groups([nothing])))[0][2][1:] == ["–"] * 5
 
 
 def test_a_folder_of_personal_models_is_no_run(two_seeds: list[Record], tmp_path: Path) -> None:
@@ -230,6 +231,42 @@ def test_figures_are_stable_and_name_what_they_show(two_seeds: list[Record]) -> 
     for client in DOMAINS:
         assert f">{client}<" in personal_plots.at_home(made, "").svg  # type: ignore[union-attr]
     assert personal_plots.distortion(made[:1], "") is None, "one point shows nothing"
+
+
+@pytest.fixture
+def painted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The axes that were painted on, instead of a drawing."""
+    seen: list[Any] = []
+
+    def paint_only(name: str, height: float, paint: Callable[[Any], None]) -> str:
+        from matplotlib.figure import Figure
+
+        seen.append(Figure(layout="constrained").add_subplot())
+        paint(seen[-1])
+        return "<svg></svg>"
+
+    for module in (personal_plots, sweeps):
+        monkeypatch.setattr(module, "_draw", paint_only)
+    return seen
+
+
+def test_what_is_painted_is_what_was_measured(two_seeds: list[Record], painted: list[Any]) -> None:
+    """Global model at home: BEFORE, from worst to best; everywhere: its mean, 70. FT: 90 at home, 56.8 everywhere."""
+    made = ways.ways(tables.groups(two_seeds))
+    personal_plots.at_home(made, "")
+    before, ft, _ = (line.get_xdata() for line in painted[-1].lines)
+    assert np.allclose(before, [45, 70, 75, 80, 80])
+    assert np.allclose(ft, 90)
+    personal_plots.everywhere(made, "")
+    before, ft, _ = (line.get_xdata() for line in painted[-1].lines)
+    assert np.allclose(before, 70)
+    assert np.allclose(ft, 56.8)
+    personal_plots.heat_map(made[0], "")
+    shown = painted[-1].images[0].get_array()
+    assert (shown[0, 1], shown[1, 0]) == (pytest.approx(41), pytest.approx(51)), "rows are models, columns test sets"
+    personal_plots.distortion(made, "")
+    points = [tuple(map(float, line.get_xydata()[0])) for line in painted[-1].lines if line.get_label() == "ft"]
+    assert points == [(pytest.approx(3.5), pytest.approx(13.2))]
 
 
 def test_the_heat_map_is_the_matrix(two_seeds: list[Record]) -> None:
@@ -289,9 +326,21 @@ def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
     ]  # fmt: skip
     assert [[way.epochs for way in curve] for curve in panels[0].curves.values()] == [[1, 5, 15]] * 2
     picture = sweeps.curves(panels[0], "")
+    assert "Mean over" not in picture.note
     assert picture.title == "ft over its epochs by lr"
     for text in ("lr = 0.0001", "lr = 0.001", "global", "local", "epochs"):
         assert f">{text}<" in picture.svg
+
+
+def test_curves_begin_at_the_global_model(swept: list[Record], painted: list[Any]) -> None:
+    """FT with lr 0.0001: own 0.81, 0.85, 0.95; abroad 0.6 - epochs / 1000, at one client 0.1 less."""
+    sweeps.curves(sweeps.panels(ways.ways(tables.groups(swept)))[0], "")
+    whole, local = painted[-1].lines[:2]
+    assert list(whole.get_xdata()) == [0, 1, 5, 15]
+    assert np.allclose(local.get_ydata(), [70, 81, 85, 95])
+    found = [(own + 100 * (4 * (0.6 - epochs / 1000) - 0.1)) / 5 for own, epochs in ((81, 1), (85, 5), (95, 15))]
+    assert np.allclose(whole.get_ydata(), [70, *found])
+    assert (whole.get_linestyle(), local.get_linestyle()) == ("-", "--")
 
 
 def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
@@ -303,6 +352,8 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
     assert [(panel.key, list(panel.curves)) for panel in panels] == [
         ("lr", ["0.1", "0.2", "0.3"]), ("mu", ["1", "2"]),
     ]  # fmt: skip
+    assert {way.settings["mu"] for curve in panels[0].curves.values() for way in curve} == {1}
+    assert {way.settings["lr"] for curve in panels[1].curves.values() for way in curve} == {0.1}
 
 
 def test_flooding_is_found_and_drawn(swept: list[Record]) -> None:
@@ -395,7 +446,24 @@ def test_personal_models_of_a_run_are_set_beside_the_claims_of_their_strategy(ra
     for name in lp_ft.FEDERATIONS:
         others = [line.ours[0] for line in found[f"Table 2, {name}"]]
         assert any(others) is (name == "Digit5"), "the same split, but other data"
-    assert METRICS["local"].of(ran[0]) is None, "the run itself has no personal models"
+
+
+def test_a_run_without_personal_models_has_its_global_model_at_every_client(tmp_path: Path) -> None:
+    run = digits_run(tmp_path / "run")
+    assert run.end is not None
+    run.end["per_client"] = [0.6, 0.7, None, 0.8]
+    values = {name: METRICS[name].of(Ran("c", "fednova", "column", run, None)) for name in lp_ft.THREE}
+    worst = (70 + 60 + 60 + 60) / 4  # the third client has no test rows: its model is tested at the others
+    expected = {"local": 70, "global_incl": 70, "average_lgw": (140 + worst) / 3}
+    assert values == pytest.approx(expected)
+    assert METRICS["local"].of(Ran("c", "fednova", "column", replace(run, end=None), None)) is None
+
+
+def test_settings_laid_over_a_recipe_change_no_names(tmp_path: Path) -> None:
+    run = digits_run(tmp_path / "run")
+    write_personal(run, "ft:epochs=2", matrix(0.9, 0.5))
+    (mine,) = Ran("c", "fedavg", "column", run, None).personalised(["ft:epochs=2", "lp-ft:epochs=2"], ["ft", "lp-ft"])
+    assert (mine.method, mine.value("method.epochs")) == ("ft", 2)
 
 
 def test_the_wide_table_has_paper_and_ours_side_by_side(ran: list[Ran], undrawn: None) -> None:

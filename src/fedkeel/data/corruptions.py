@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -72,11 +72,10 @@ def corrupted(dataset: Dataset, manifest: Manifest, shift: Shift, seed: int) -> 
         raise unknown("corruption", shift.corruption, ["none", "per-client", *CORRUPTIONS])
     if shift.corruption == "none":
         return dataset, manifest
-    if not all(isinstance(rows, np.ndarray) and rows.ndim == 4 for rows in (dataset.train, dataset.test)):
+    if dataset.kind != "images":
         raise FedkeelError(
-            f"shift.corruption = {shift.corruption!r} needs images of one size as arrays, and {dataset.name} holds "
-            f"{'images in files' if dataset.kind == 'images' else dataset.kind}: take such a source (digits5, cifar10, "
-            f"npz:FILE) or set shift.corruption=none"
+            f"shift.corruption = {shift.corruption!r} changes images, and {dataset.name} holds {dataset.kind}: take a "
+            "source of images (digits5, cifar10, npz:FILE, images:FOLDER, hf:...) or set shift.corruption=none"
         )
     per_client, own_test = shift.corruption == "per-client", len(manifest.test.rows) > 0
     if per_client and not own_test:
@@ -86,7 +85,7 @@ def corrupted(dataset: Dataset, manifest: Manifest, shift: Shift, seed: int) -> 
         )
     kinds = list(CORRUPTIONS)
     kind_of = [kinds[k % len(kinds)] if per_client else shift.corruption for k in range(len(manifest.names))]
-    parts = {"train": np.array(dataset.train), "test": np.array(dataset.test)}
+    parts = {"train": _as_array(dataset.train, dataset.name), "test": _as_array(dataset.test, dataset.name)}
 
     def change(part: str, rows: np.ndarray, kind: str) -> None:
         draws = [generator(seed, "corruption", kind, part, row) for row in rows.tolist()]
@@ -108,6 +107,23 @@ def corrupted(dataset: Dataset, manifest: Manifest, shift: Shift, seed: int) -> 
         replace(dataset, train=parts["train"], test=parts["test"], ready={}, fingerprint=fingerprint),
         replace(manifest, names=names if per_client else manifest.names, settings=told),
     )
+
+
+def _as_array(rows: Sequence[Any] | np.ndarray, source: str) -> np.ndarray:
+    """A copy of all images as one array, which they must fit into."""
+    from fedkeel.models.encoders import open_image
+
+    if isinstance(rows, np.ndarray):
+        return np.array(rows)
+    images = [np.asarray(open_image(row, index)) for index, row in enumerate(rows)]
+    shapes = sorted({image.shape for image in images})
+    if len(shapes) > 1:
+        (height, width, _), (taller, wider, _) = shapes[0], shapes[-1]
+        raise FedkeelError(
+            f"shift.corruption needs images of one size, and {source} holds some of {width} x {height} and some of "
+            f"{wider} x {taller} pixels: resize them, or set shift.corruption=none"
+        )
+    return np.stack(images) if images else np.empty((0, 0, 0, 3), dtype=np.uint8)
 
 
 def _drawn(draws: Draws, draw: Callable[[np.random.Generator], np.ndarray | float]) -> np.ndarray:

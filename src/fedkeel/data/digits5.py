@@ -66,7 +66,7 @@ def load_digits5(path: Path = PACK) -> Dataset:
         test_labels=test_labels,
         class_names=tuple("0123456789"),
         fingerprint=file_sha256(path),
-        encoder="cnn",
+        encoder="pixels",
         train_client=train_client,
         test_client=test_client,
     )
@@ -100,7 +100,7 @@ def load_coloured_digits(path: Path = PACK) -> Dataset:
         test_labels=test_labels,
         class_names=("below five", "five or more"),
         fingerprint=digest([file_sha256(path), "coloured"]),
-        encoder="cnn",
+        encoder="pixels",
         train_attribute=train_colour,
         test_attribute=test_colour,
         attribute_names=COLOURS,

@@ -30,12 +30,21 @@ class Clients:
     classes: int
     private: dict[int, Tree] = field(default_factory=dict)
     """Only of clients that were visited, and only for methods that keep something."""
+    validation: Ownership | None = None
+    """The rows of each client that are held back from training."""
 
     def mine(self, client: int, method: Method, state: State) -> Tree:
         return self.private.get(client) or method.private(state)
 
     def rows(self, client: int) -> Tensor:
         return torch.from_numpy(self.owned.of(client))
+
+    def measured(self, client: int, phase: Phase) -> Tensor:
+        """The rows that a client looks at in a phase without training."""
+        if phase.on == "train":
+            return self.rows(client)
+        held = self.validation
+        return torch.from_numpy(held.of(client)) if held is not None else torch.empty(0, dtype=torch.int64)
 
     @cached_property
     def counts(self) -> Tensor:

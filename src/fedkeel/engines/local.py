@@ -86,7 +86,7 @@ class LocalEngine:
         """What the clients of a group do: (what they send, what they keep), both stacked."""
         visit = self.visit(method, state, phase, round, group)
         if phase.epochs == 0 or method.reads == "inputs":
-            one, rows = first_of(visit), self.clients.rows(group[0])
+            one, rows = first_of(visit), self.clients.measured(group[0], phase)
             if phase.epochs == 0:
                 sends, kept = method.measure(self.clients.x[rows], self.clients.y[rows], one)
             else:

@@ -73,7 +73,7 @@ class WireEngine:
         down = {name: value for name, value in request.arrays.items() if name not in told}
         visit = Visit(down, mine, phase, request.round, clients.counts[client], told)
         if phase.epochs == 0:
-            rows = clients.rows(client)
+            rows = clients.measured(client, phase)
             sends, kept = method.measure(clients.x[rows], clients.y[rows], visit)
         else:
             sends, kept = alone.train(method, clients, client, visit)

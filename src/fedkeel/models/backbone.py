@@ -152,10 +152,11 @@ class Backbone:
         """One vector per row, with weights replaced, something added to each MLP, prompts after the first token.
 
         ``added`` gets the input of each MLP, ``after`` its output.
-        If the statistics move, batch norms use those of the batch and bring the replaced ones up to date in place.
+        If the statistics move, batch norms use those of the batch and bring the replaced ones up to date in place; a
+        single row has none of its own.
         """
         with ExitStack() as stack:
-            if moves:
+            if moves and len(next(iter(inputs.values()))) > 1:
                 stack.enter_context(_in_training(list(self._norms.values())))
             for pair, extra in zip(self.mlps, added, strict=False):
                 stack.enter_context(_adding(self._modules[pair[0]], self._modules[pair[1]], extra))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,14 +95,24 @@ def vit_tiny(side: int) -> nn.Module:
         from transformers import ViTConfig, ViTModel
     except ImportError:
         raise FedkeelError('encoder vit-tiny needs the package transformers: pip install "fedkeel[hf]"') from None
-    patch = max(side // 4, 1)
     return ViTModel(  # type: ignore[no-any-return]
         ViTConfig(
-            image_size=patch * (side // patch), patch_size=patch, hidden_size=64, intermediate_size=128,
-            num_hidden_layers=4, num_attention_heads=4,
+            image_size=side, patch_size=_patch(side), hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+            num_attention_heads=4,
         ),
         add_pooling_layer=False,
     )  # fmt: skip
+
+
+def _patch(side: int) -> int:
+    return max(side // 4, 1)
+
+
+def whole_patches(size: tuple[int, int]) -> tuple[int, int]:
+    """The largest square that the patches of ``vit_tiny`` cover."""
+    patch = _patch(min(size))
+    side = patch * (min(size) // patch)
+    return side, side
 
 
 class Kind(NamedTuple):
@@ -110,28 +121,37 @@ class Kind(NamedTuple):
     """from the side of the images"""
     dim: int
     side: int | None = None
-    """images are enlarged or shrunk to this many pixels; None: all rows must have the size of the first"""
+    """images of any size are enlarged or shrunk to this many pixels; None: all rows must have the size of the first"""
+    least: int = 1
+    """pixels that a side must have"""
+    reads: Callable[[tuple[int, int]], tuple[int, int]] = lambda size: size
+    """from the size of the images to that which the network reads"""
 
 
 NETWORKS: dict[str, Kind] = {
-    "cnn": Kind("three convolutions with batch norm, 128 features", lambda side: Cnn(), 128),
+    "cnn": Kind("three convolutions with batch norm, 128 features", lambda side: Cnn(), 128, least=4),
     "resnet18": Kind("ResNet-18 at 224 pixels", lambda side: ResNet18(small=False), 512, IMAGENET_SIDE),
     "resnet18-small": Kind("ResNet-18 with the stem for small images", lambda side: ResNet18(small=True), 512),
-    "vit-tiny": Kind("a vision transformer of 4 blocks and width 64", vit_tiny, 64),
+    "vit-tiny": Kind("a vision transformer of 4 blocks and width 64", vit_tiny, 64, reads=whole_patches),
 }
 
 
 def open_network(name: str, rows: Sequence[Any] | np.ndarray) -> Encoder:
     """A network for images of the first row's size. Its weights are random: a method that trains it draws its own."""
     kind = NETWORKS[name]
-    width, height = (kind.side, kind.side) if kind.side else open_image(rows[0], 0).size
-    resized = kind.side is not None
+    expected = None if kind.side else open_image(rows[0], 0).size
+    if expected and min(expected) < kind.least:
+        raise FedkeelError(
+            f"encoder {name} reads images of {kind.least} x {kind.least} pixels or more, these have {expected[0]} x "
+            f"{expected[1]}: enlarge them, or set data.encoder to resnet18, which does"
+        )
+    size = kind.reads(expected) if expected else (kind.side or 0, kind.side or 0)
 
     def load() -> Model:
-        network = fresh(name, min(width, height), 0)
+        network = fresh(name, min(size), 0)
 
         def read(rows: Any, positions: np.ndarray) -> dict[str, Tensor]:
-            return {"pixel_values": as_pixels(rows, positions, (width, height), resized)}
+            return {"pixel_values": as_pixels(rows, positions, size, expected)}
 
         def apply(inputs: dict[str, Tensor]) -> Tensor:
             output = network(inputs["pixel_values"])
@@ -147,9 +167,9 @@ def open_network(name: str, rows: Sequence[Any] | np.ndarray) -> Encoder:
                     features[part] = apply(inputs).numpy()
             return features
 
-        return Model(kind.dim, encode, network, apply, read, lambda seed: fresh(name, min(width, height), seed))
+        return Model(kind.dim, encode, network, apply, read, lambda seed: fresh(name, min(size), seed))
 
-    return Encoder(name, "images", f"random weights of {name}", f"{width} x {height} RGB in [-1, 1]", load)
+    return Encoder(name, "images", f"random weights of {name}", f"{size[0]} x {size[1]} RGB in [-1, 1]", load)
 
 
 def fresh(name: str, side: int, seed: int) -> nn.Module:
@@ -163,14 +183,15 @@ def fresh(name: str, side: int, seed: int) -> nn.Module:
         return network.eval().requires_grad_(False)
 
 
-def as_pixels(rows: Any, positions: np.ndarray, size: tuple[int, int], resized: bool) -> Tensor:
-    """Images as numbers in [-1, 1], channels first."""
-    whole = isinstance(rows, np.ndarray) and rows.ndim == 4 and (rows.shape[2], rows.shape[1]) == size
-    if not whole:
+def as_pixels(rows: Any, positions: np.ndarray, size: tuple[int, int], expected: tuple[int, int] | None) -> Tensor:
+    """Images as numbers in [-1, 1], channels first; one that has not the expected size is refused."""
+    if not (isinstance(rows, np.ndarray) and rows.shape[1:] == (size[1], size[0], 3) and expected in (None, size)):
         images = [open_image(row, int(position)) for row, position in zip(rows, positions, strict=True)]
-        for position, image in zip(positions, images, strict=True):
-            if not resized and image.size != size:
-                found = f"the image has {image.width} x {image.height} pixels"
-                raise RowError(int(position), f"{found}: expected {size[0]} x {size[1]}")
+        for row, position, image in zip(rows, positions, images, strict=True):
+            if expected is not None and image.size != expected:
+                which = row if isinstance(row, str | Path) else f"image {position}"
+                found = f"{which} has {image.width} x {image.height} pixels"
+                other = "like the first: resize it, or set data.encoder to resnet18, which takes any size"
+                raise RowError(int(position), f"{found}: expected {expected[0]} x {expected[1]} {other}")
         rows = np.stack([np.asarray(image.resize(size, Image.Resampling.BILINEAR)) for image in images])
     return torch.from_numpy(np.ascontiguousarray(rows)).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -115,7 +115,7 @@ def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") ->
     together = _curves(found, found, look) if len(found) <= MOST_LINES else []
     yield _key_figures(rows)
     yield from _notices(records, found)
-    yield _section("Results", summary_html(rows), _results_note(rows), more)
+    yield _section("Results", summary_html(rows), _results_note(rows, records), more)
     yield _section("Round by round", _cards(together)) if together else ""
     yield from (_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found))
     yield _personal(found)
@@ -222,12 +222,15 @@ def _energy(record: Record) -> tuple[float, str, str]:
     return data.get("mean_energy") or 0.0, data["source"], record.start["config"]["data"].get("features", "centred")
 
 
-def _results_note(rows: Sequence[dict[str, Any]]) -> str:
+def _results_note(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
+    kept = sorted({f"round {record.end['kept_round']}" for record in records if "kept_round" in (record.end or {})})
     text = ["Means over the seeds, ± sample standard deviation."] if any(row["seeds"] > 1 for row in rows) else []
     if any(row["retained"] is not None for row in rows):
         text.append("R(final) compares each run with its IID twin of the same seed.")
     if not all(row["finished"] for row in rows):
         text.append("* not finished: the last completed round.")
+    if kept:
+        text.append(f"The model is not that of the last round but of the best one on validation rows ({_list(kept)}).")
     return f"<p class='note'>{' '.join(text)}</p>" if text else ""
 
 

@@ -46,11 +46,15 @@ class Ran:
     def row(self) -> dict[str, Any]:
         return summary_row(self.record, self.twin)
 
-    def personalised(self, strategies: Sequence[str]) -> list[Ran]:
-        """The run's model personalised with each of the strategies of a recipe, as far as that was done."""
+    def personalised(self, strategies: Sequence[str], called: Sequence[str] = ()) -> list[Ran]:
+        """The run's model personalised with each of the strategies, as far as that was done.
+
+        ``called`` is what the recipe calls them, where settings were laid over its own.
+        """
         done = {record.folder.name: record for record in personalised(self.record.folder)}
-        variants = [Variant.parse(text) for text in strategies]
-        return [Ran(self.column, str(v), self.partition, done[v.label], None) for v in variants if v.label in done]
+        variants = [(Variant.parse(text).label, str(Variant.parse(name)))
+                    for text, name in zip(strategies, called or strategies, strict=True)]  # fmt: skip
+        return [Ran(self.column, name, self.partition, done[label], None) for label, name in variants if label in done]
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,24 @@ def _geometry(name: str, over: str | None = None) -> Callable[[Ran], float | Non
 
 
 def _personal(name: str) -> Callable[[Ran], float | None]:
-    """One of the numbers of ``metrics.personal``, in percent, of personal models."""
+    """One of the numbers of ``metrics.personal``, in percent."""
 
     def value(ran: Ran) -> float | None:
-        number = getattr(Personal.of(ran.record), name) if ran.record.personal else None
+        models = _models(ran.record)
+        number = None if models is None else getattr(models, name)
         return None if number is None else 100 * float(number)
 
     return value
+
+
+def _models(record: Record) -> Personal | None:
+    """The personal models; of a run without any the global model in the place of each."""
+    if record.personal:
+        return Personal.of(record)
+    if record.end is None or record.post_hoc:
+        return None
+    everywhere = record.end["per_client"]
+    return Personal.of_matrix([everywhere] * len(everywhere))
 
 
 METRICS: dict[str, Metric] = {

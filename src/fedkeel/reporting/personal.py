@@ -16,7 +16,7 @@ from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
 from fedkeel.reporting.plots import Picture
 from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
-from fedkeel.reporting.ways import Way, label, mean_and_deviation, waiting, ways
+from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways
 
 BEFORE = "global model (before)"
 MOST_MAPS = 12
@@ -64,6 +64,7 @@ def parts(found: Sequence[Group]) -> list[str | list[Picture]]:
         _note(f"{_basis(made)} {MEANING}"),
         _table(made, TABULATED, several),
         _seeds_note(made, waiting(found)),
+        *(_note(line) for line in _verdicts(made, several)),
         *(_note(line) for line in _probing(made)),
     ]
     mapped = sum(len(_typical(_of(made, group))) for group in _groups(made)) <= MOST_MAPS
@@ -102,6 +103,24 @@ def as_text(records: Sequence[Record]) -> str:
         highlight=False,
     )
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+
+def _verdicts(made: Sequence[Way], several: bool) -> Iterable[str]:
+    """For every group of runs which of the paper's strategies is best, and whether that is LP-FT, as it claims."""
+    for group in _groups(made):
+        ranked = [way for way in _of(made, group) if way.name in ORDER]
+        if len(ranked) < 2 or "lp-ft" not in {way.name for way in ranked}:
+            continue
+        found = []
+        for metric, words in (("average_lgw", "Average"), ("global_incl", "Global")):
+            means = [(way.mean(metric)[0], way) for way in ranked]
+            scores = [(score, way) for score, way in means if score is not None]
+            best, ours = max(score for score, _ in scores), max(score for score, way in scores if way.name == "lp-ft")
+            winner = next(way for score, way in scores if score == best)
+            behind = "" if winner.name == "lp-ft" else f", {best - ours:.1f} points above lp-ft"
+            found.append(f"best {words}: {winner.label} ({best:.1f} %{behind})")
+        where = f" ({group.method}, {group.partition})" if several else ""
+        yield f"Of the paper's strategies{where}, {'; '.join(found)}. The paper finds LP-FT best in both on most data."
 
 
 def _pictures(made: Sequence[Way], where: str, mapped: bool) -> list[Picture]:
