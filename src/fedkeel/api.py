@@ -315,6 +315,8 @@ def predict(run: str | Path, *, input: str | Path, client: str | None = None, pe
     if personal is not None and client is None:
         raise FedkeelError(f"--personal {personal}: whose model? Add --client NAME, or leave --personal out")
     model = Model.load(Path(run) / MODEL) if client is None else personal_model(Path(run), client, personal)
+    if client is None and not model.method.common:
+        raise FedkeelError(f"{model.method.name} has no global model: say whose model to use with --client NAME")
     rows = load_rows(Path(input), model.kind, model.settings)
     names, scores = model.predict(rows.rows)
     text = io.StringIO()

@@ -6,6 +6,9 @@ import os
 import re
 from hashlib import blake2b
 from pathlib import Path
+from typing import IO
+
+from fedkeel.errors import FedkeelError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -32,6 +35,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def claim(folder: Path, by: Path, busy: str) -> IO[str]:
+    """The folder for this process alone, by a lock on a file, until what is given is closed.
+
+    Half-written files that a killed process left in the folder are cleared away.
+    """
+    import fcntl
+
+    lock = by.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise FedkeelError(busy) from None
+    for unfinished in folder.glob(".*.partial"):
+        unfinished.unlink()
+    return lock
 
 
 def safe_name(text: str) -> str:

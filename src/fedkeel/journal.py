@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from fedkeel.atomic import write_atomically
+from fedkeel.atomic import claim, write_atomically
 from fedkeel.errors import FedkeelError
 from fedkeel.method import State
 from fedkeel.tree import Tree, digest
@@ -38,13 +37,8 @@ class Journal:
         self._folder = folder / "journal"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._experiment = experiment
-        self._lock = (folder / "journal" / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FedkeelError(f"{folder} is in use by another run: wait for it, or choose another --out") from None
-        for unfinished in self._folder.glob(".*.partial"):  # of a process that was killed
-            unfinished.unlink()
+        busy = f"{folder} is in use by another run: wait for it, or choose another --out"
+        self._lock = claim(self._folder, self._folder / "lock", busy)
 
     def __enter__(self) -> Journal:
         return self

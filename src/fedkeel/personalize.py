@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedkeel import __version__
-from fedkeel.atomic import write_atomically
+from fedkeel.atomic import claim, write_atomically
 from fedkeel.config import Experiment, assignment, checked, nested
 from fedkeel.data.dataset import Dataset
 from fedkeel.engines.alone import as_batch
@@ -102,7 +102,8 @@ def personalize(
     folder = run / PERSONAL / variant.label
     config = {**experiment.model_dump(mode="json", exclude_none=True), "method": _plain(settings(strategy))}
     _begin(folder, config)
-    with Log(folder / EVENTS) as log:
+    busy = f"{folder} is in use by another command: wait for it, or choose other settings"
+    with claim(folder / CLIENTS, folder / CONFIG, busy), Log(folder / EVENTS) as log:
         if not log.begun:
             data = about_data(federation, work.clients.x, len(work.tests.y))
             everybody = list(range(len(work.clients.names)))
@@ -118,6 +119,8 @@ def personalize(
                 event = work.personalise(client, ENGINES[engine](work.clients), path)
                 log.write("personal", **event)
                 done[client] = event
+                if event["distortion"] is None:
+                    watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
             own = done[client]["on"][client]
             watch.client(count, len(chosen), own)
         digest_of_all = _digest(folder)

@@ -124,10 +124,11 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
     model = finished_model(exp, federation, method, state, mean)
     model.save(folder / MODEL)
     final = tested(state)
-    per_client = tests.each(final)
+    everywhere, per_class = tests.each(final), final.per_class(federation.dataset.classes)
+    per_client = [everywhere[client] for client in shown]
     own: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
     if method.personal:
-        before = per_client if method.common else None
+        before = everywhere if method.common else None
         log.write("personal_test", basis=tests.basis, names=list(clients.names), rows=tests.rows, before=before)
         values = []
         for client in shown:
@@ -136,12 +137,13 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
                       on=on, distortion=None, seconds={}, flops={})  # fmt: skip
             values.append(on[client])
         own |= {"personal": values, "personal_mean": mean_of(values)}
+        if not method.common:  # numbers of a model that does not exist would mislead
+            per_client, per_class = values, [None] * federation.dataset.classes
         for client, mine in clients.private.items():
             save_client(client_file(folder, clients.names[client]), mine)
     end = final.accuracy if method.common else own["personal_mean"] or 0.0
-    per_class = final.per_class(federation.dataset.classes)
-    log.write("end", accuracy=end, per_class=per_class, per_client=[per_client[k] for k in shown],
-              per_client_basis=tests.basis, digest=model.digest, **own)  # fmt: skip
+    log.write("end", accuracy=end, per_class=per_class, per_client=per_client, per_client_basis=tests.basis,
+              digest=model.digest, **own)  # fmt: skip
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

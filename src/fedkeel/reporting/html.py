@@ -223,7 +223,8 @@ def _energy(record: Record) -> tuple[float, str, str]:
 
 
 def _results_note(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
-    kept = sorted({f"round {record.end['kept_round']}" for record in records if "kept_round" in (record.end or {})})
+    ends = [record.end or {} for record in records]
+    kept = sorted({f"round {end['kept_round']}" for end in ends if "kept_round" in end})
     text = ["Means over the seeds, ± sample standard deviation."] if any(row["seeds"] > 1 for row in rows) else []
     if any(row["retained"] is not None for row in rows):
         text.append("R(final) compares each run with its IID twin of the same seed.")
