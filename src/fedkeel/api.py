@@ -30,8 +30,8 @@ from fedkeel.grid import Cell, Variant, cells
 from fedkeel.method import METHODS, Method, find, settings
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.personal.strategy import strategies
-from fedkeel.personalize import personal_model, with_settings
-from fedkeel.personalize import personalize as make_personal
+from fedkeel.personal_models import personal_model, with_settings
+from fedkeel.personal_models import personalize as make_personal
 from fedkeel.recipe import Plan, Recipe, Scale
 from fedkeel.recipe import find as find_recipe
 from fedkeel.recipe import recipes as all_recipes

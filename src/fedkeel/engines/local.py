@@ -8,7 +8,7 @@ and moments to stay in the processor's cache; stacking a whole federation is slo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedkeel.aggregate.gather import Gather
 from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
+from fedkeel.engines.threads import side_by_side
 from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
 from fedkeel.methods.fedavg import FedAvg
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
@@ -33,6 +34,7 @@ CACHE_BYTES = 8 * 2**20
 @dataclass(frozen=True)
 class LocalEngine:
     clients: Clients
+    twins: list[LocalEngine] = field(default_factory=list)
 
     def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         sizes = self.clients.owned.sizes
@@ -40,9 +42,8 @@ class LocalEngine:
         gather = Gather(expected, phase, round)
         refused: list[Refusal] = []
         client_seconds = server_seconds = 0.0
-        for group in self.stacks(method, state, phase, cohort):
-            started = perf_counter()
-            sends, kept = self.work(method, state, phase, round, group)
+        for group, (sends, kept), seconds in self.worked(method, state, phase, round, cohort):
+            client_seconds += seconds
             replied = perf_counter()
             reasons = refused_in_stack(sends, phase) if sends else {}
             for index, client in enumerate(group):
@@ -53,7 +54,6 @@ class LocalEngine:
                     gather.add(client, unstack(sends, index), float(sizes[client]))
                 if kept:
                     self.clients.private[client] = unstack(kept, index)
-            client_seconds += replied - started
             server_seconds += perf_counter() - replied
         started = perf_counter()
         update = gather.result() if phase.sends else None
@@ -63,6 +63,29 @@ class LocalEngine:
         down = len(cohort) * size(Down(round, phase.name, {**going_down(state, phase), **told}))
         accepted = len(cohort) - len(refused)
         return Exchange(update, accepted, refused, up, down, client_seconds / max(1, len(cohort)), server_seconds)
+
+    def worked(
+        self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]
+    ) -> Iterator[tuple[list[int], tuple[Tree, Tree], float]]:
+        """Each group, what its clients send and keep, and the seconds that took."""
+
+        def one(engine: LocalEngine, group: list[int]) -> tuple[list[int], tuple[Tree, Tree], float]:
+            started = perf_counter()
+            found = engine.work(method, state, phase, round, group)
+            return group, found, perf_counter() - started
+
+        groups = self.stacks(method, state, phase, cohort)
+        if method.reads == "features":
+            yield from (one(self, group) for group in groups)
+        else:
+            yield from side_by_side(one, list(groups), self.twin)
+
+    def twin(self, number: int) -> LocalEngine:
+        """The engine that a thread works with: this one for the first, for others one with a network of its own."""
+        while number > len(self.twins):
+            inputs: Any = self.clients.x
+            self.twins.append(LocalEngine(replace(self.clients, x=inputs.twin())))
+        return self.twins[number - 1] if number else self
 
     def bytes_up(self, expected: Tree, phase: Phase, round: int, cohort: Sequence[int]) -> int:
         """What the updates would take on the wire: they differ by the length of the client's name only."""

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.data.dataset import Kind
 from fedkeel.errors import FedkeelError
-from fedkeel.models.encoders import Encoder
+from fedkeel.models.encoders import Encoder, Model
 from fedkeel.tree import BODY, NORM, STATS, Tree
 
 # What the families of models call the same layers.
@@ -56,6 +56,7 @@ class Backbone:
     read: Callable[[Any, np.ndarray], dict[str, Tensor]]
     fresh: Callable[[int], nn.Module] | None = None
     """of a network without trained weights: seed -> the network as its training starts"""
+    load: Callable[[], Model] | None = None
 
     @classmethod
     def of(cls, encoder: Encoder) -> Backbone:
@@ -67,7 +68,14 @@ class Backbone:
             )
         whole = _Whole(model.network, model.apply)
         about = encoder.name, encoder.weights, encoder.transform, encoder.kind, model.dim
-        return cls(*about, whole, model.read, model.fresh)
+        return cls(*about, whole, model.read, model.fresh, encoder.load)
+
+    def twin(self) -> Backbone:
+        """The same in memory of its own, so that another thread may use it."""
+        assert self.load is not None
+        model = self.load()
+        assert model.apply is not None
+        return replace(self, whole=_Whole(model.network, model.apply))
 
     def must_be_transformer(self) -> None:
         if not self.mlps or not self.attention:
@@ -195,6 +203,9 @@ class Inputs:
 
     def __getitem__(self, which: Tensor | np.ndarray | slice) -> Inputs:
         return replace(self, index=self.index[which])
+
+    def twin(self) -> Inputs:
+        return replace(self, backbone=self.backbone.twin())
 
     def parts(self, size: int) -> Iterator[Inputs]:
         for first in range(0, len(self), size):

@@ -28,6 +28,7 @@ from fedkeel.config import Experiment, assignment, checked, nested
 from fedkeel.data.dataset import Dataset
 from fedkeel.engines.alone import as_batch
 from fedkeel.engines.base import Clients
+from fedkeel.engines.threads import side_by_side
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.events import EVENTS, PERSONAL, Log, Record, read
 from fedkeel.federation import Federation, Watch, assemble, to_be_read
@@ -113,16 +114,18 @@ def personalize(
         if known.personal_test is None:
             log.write("personal_test", **work.test())
         done = {event["client"]: event for event in known.personal}
-        for count, client in enumerate(chosen, 1):
-            path = client_file(folder, work.clients.names[client])
-            if client not in done or not path.exists():
-                event = work.personalise(client, ENGINES[engine](work.clients), path)
-                log.write("personal", **event)
-                done[client] = event
-                if event["distortion"] is None:
-                    watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
-            own = done[client]["on"][client]
-            watch.client(count, len(chosen), own)
+        files = {client: client_file(folder, work.clients.names[client]) for client in chosen}
+        open_ones = [client for client in chosen if client not in done or not files[client].exists()]
+
+        def personalise(place: Work, client: int) -> dict[str, Any]:
+            return place.personalise(client, ENGINES[engine](place.clients), files[client])
+
+        for event in side_by_side(personalise, open_ones, Crew(work)):
+            log.write("personal", **event)
+            if event["distortion"] is None:
+                watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
+            left = open_ones.index(event["client"]) + 1 - len(open_ones)
+            watch.client(len(chosen) + left, len(chosen), event["on"][event["client"]])
         digest_of_all = _digest(folder)
         if known.end is None or known.end["digest"] != digest_of_all:
             log.write("end", digest=digest_of_all)
@@ -160,6 +163,21 @@ def _digest(folder: Path) -> str:
     return digest({f"{client}/{name}": value for client, tree in trees.items() for name, value in tree.items()})
 
 
+@dataclass
+class Crew:
+    """The work of each thread: the first one's is given, others have networks of their own."""
+
+    first: Work
+
+    def __post_init__(self) -> None:
+        self.others: list[Work] = []
+
+    def __call__(self, number: int) -> Work:
+        while number > len(self.others):
+            self.others.append(self.first.twin())
+        return self.others[number - 1] if number else self.first
+
+
 @dataclass(frozen=True)
 class Work:
     """What personalising takes: the strategy, the global model as a state, the clients and the test rows."""
@@ -192,6 +210,15 @@ class Work:
                 shared = {**backbone.tree(experiment.run.seed), **shared}
             added = strategy.extra(backbone, experiment.run.seed)
         return cls(strategy, State(shared, added), clients, TestSets(rows, labels, owned, counts))
+
+    def twin(self) -> Work:
+        """The same for another thread."""
+        inputs: Any = self.clients.x
+        x, rows = inputs, self.tests.x
+        if self.strategy.reads == "inputs":
+            x = inputs.twin()
+            rows = replace(rows, backbone=x.backbone)
+        return replace(self, clients=replace(self.clients, x=x, private={}), tests=replace(self.tests, x=rows))
 
     def chosen(self, only: Sequence[str], watch: Watch) -> list[int]:
         """The clients to personalise: those asked for, or all that can be."""

@@ -1,0 +1,72 @@
+"""Clients side by side: the same results in the same order, never two at one place, no more at once than threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from time import sleep
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.engines.threads import side_by_side
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_and_every_place_has_one_worker() -> None:
+    guard, busy, most, used = Lock(), set[int](), [0], set[int]()
+
+    def work(place: int, item: int) -> tuple[int, int]:
+        with guard:
+            assert place not in busy
+            busy.add(place)
+            used.add(place)
+            most[0] = max(most[0], len(busy))
+        sleep(0.02 if item % 3 == 0 else 0.002)
+        threads = torch.get_num_threads()
+        with guard:
+            busy.remove(place)
+        return item, threads
+
+    assert list(side_by_side(work, range(12), lambda number: number)) == [(item, 1) for item in range(12)]
+    assert most[0] > 1
+    assert used <= {0, 1, 2}
+    assert torch.get_num_threads() == 3
+    assert list(side_by_side(work, range(1), lambda number: number)) == [(0, 3)], "one item has all threads"
+
+
+def test_a_failure_is_raised_where_its_result_would_come() -> None:
+    def work(place: int, item: int) -> int:
+        if item == 2:
+            raise ValueError("two")
+        return item
+
+    results = side_by_side(work, range(6), lambda number: number)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ValueError, match="two"):
+        next(results)
+
+
+def test_a_network_trained_on_threads_is_the_one_trained_on_none(tmp_path: Path) -> None:
+    """Every client has a network to itself, so the number of threads cannot change what comes of it."""
+    settings = {
+        "data": {"source": "digits", "encoder": "cnn", "limit": 200},
+        "partition": {"kind": "dirichlet", "clients": 5, "alpha": 1.0, "test": 0.3},
+        "method": {"name": "fedavg", "tune": "network", "rounds": 2, "epochs": 1, "batch": 16, "lr": 1e-3},
+    }
+    made = {}
+    for threads in (1, 3):
+        folder = tmp_path / str(threads)
+        result = fk.run(out=folder, run={"threads": threads}, **settings)
+        record = fk.personalize(folder, method="lp-ft:epochs=3:batch_norm=train", page=False)
+        made[threads] = (result.digest, record.end["digest"], [event["on"] for event in record.personal])
+    assert made[1] == made[3]
