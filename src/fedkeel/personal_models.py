@@ -38,7 +38,7 @@ from fedkeel.loop import ENGINES
 from fedkeel.method import State, Visit, settings
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.backbone import Backbone
-from fedkeel.models.prepare import Preparation, prepare, prepared
+from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.personal.strategy import Strategy, find
 from fedkeel.result import CLIENTS, MODEL, Model, client_file, load_client, save_client
 from fedkeel.simulate import about_clients, about_data
@@ -46,6 +46,8 @@ from fedkeel.tree import Tree, digest, learnt
 
 NO_SETTINGS = ("rounds", "participation", "of")
 """Fields of a strategy that users cannot set."""
+SAME_ROWS = 16
+"""Of so many rows features are made again, to see whether they are the same."""
 COUNTED_ROWS = 32
 """FLOPs are counted on a batch of at most this many rows."""
 
@@ -99,6 +101,11 @@ def personalize(
             "or settings have changed; restore it, or run again"
         )
     work = Work.on(strategy, model, federation, experiment)
+    if strategy.reads != model.method.reads and not work.reads_as(federation):
+        watch.notice(
+            f"{dataset.name} keeps less of its rows than its features were made of, so the global model is worse on "
+            "what the encoder reads here than it was in the run; the record has both"
+        )
     chosen = work.chosen(only, watch)
     folder = run / PERSONAL / variant.label
     config = {**experiment.model_dump(mode="json", exclude_none=True), "method": _plain(settings(strategy))}
@@ -219,6 +226,13 @@ class Work:
             x = inputs.twin()
             rows = replace(rows, backbone=x.backbone)
         return replace(self, clients=replace(self.clients, x=x, private={}), tests=replace(self.tests, x=rows))
+
+    def reads_as(self, federation: Federation) -> bool:
+        """Whether the encoder makes of a few rows the features that the run was trained on."""
+        some = self.clients.owned.rows[:SAME_ROWS]
+        raw: Any = replace(self.clients.x[torch.from_numpy(some)], prepared=None)  # type: ignore[type-var]
+        made, known = self.strategy.encoded(self.state.down, raw), as_rows(federation.features.train[some])
+        return bool((made - known).norm() <= 0.02 * known.norm())
 
     def chosen(self, only: Sequence[str], watch: Watch) -> list[int]:
         """The clients to personalise: those asked for, or all that can be."""

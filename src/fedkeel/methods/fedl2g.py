@@ -45,8 +45,8 @@ class FedL2G(Network):
     """first rounds, in which only the guiding vectors are learnt"""
     inner_lr: float = Field(0.01, gt=0)
     """eta"""
-    server_lr: float = Field(10.0, gt=0)
-    """eta_s; derivatives through a small step are small, and so large steps fit them"""
+    server_lr: float = Field(1.0, gt=0)
+    """eta_s; 10 and more make the vectors grow without end on coloured-digits"""
 
     @model_validator(mode="after")
     def trains_models(self) -> FedL2G:

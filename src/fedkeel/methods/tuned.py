@@ -20,6 +20,7 @@ from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
 from fedkeel.tree import Tree
 
+UNCUT = 10**6
 PART = 64
 """Rows that are predicted at once."""
 
@@ -66,8 +67,12 @@ class Tuned(Trained):
 
 
 def tokens_of(method: Method) -> int:
-    """How many tokens of a text a method reads."""
-    return int(getattr(method, "tokens", 128))
+    """How many tokens of a text a method reads, or the one whose model it personalises.
+
+    A head on features was trained on all that the encoder reads, so nothing may be cut off there.
+    """
+    of: Method = getattr(method, "base", method)
+    return UNCUT if of.reads == "features" else int(getattr(of, "tokens", 128))
 
 
 def head_logits(params: Tree, features: Tensor) -> Tensor:

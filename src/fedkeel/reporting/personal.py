@@ -186,11 +186,15 @@ def _moved(made: Sequence[Way], several: bool) -> str:
 
 
 def _probing(made: Sequence[Way]) -> Iterable[str]:
-    """What linear probing costs on top of fine-tuning, where a way has both phases."""
+    """What linear probing costs on top of fine-tuning: of the first way in a group of runs that has both phases."""
+    told: set[int] = set()
     for way in made:
+        if id(way.group) in told:
+            continue
         probe, tune = ([way.spent(what, phase) for what in ("seconds", "flops")] for phase in ("probe", "tune"))
         if probe[0] is None or not tune[0]:
             continue
+        told.add(id(way.group))
         share = f"{100 * probe[0] / tune[0]:.3g} % of the seconds"
         if probe[1] is not None and tune[1]:
             share += f" and {100 * probe[1] / tune[1]:.2g} % of the FLOPs"
