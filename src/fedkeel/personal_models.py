@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -166,8 +167,8 @@ def _of_this(model: Model, record: Record) -> Record:
 
 def _digest(folder: Path) -> str:
     """Of all personal models together."""
-    trees = {path.stem: load_client(path) for path in sorted((folder / CLIENTS).glob("*.safetensors"))}
-    return digest({f"{client}/{name}": value for client, tree in trees.items() for name, value in tree.items()})
+    paths = sorted((folder / CLIENTS).glob("*.safetensors"))
+    return sha256("".join(f"{path.stem} {digest(load_client(path))}\n" for path in paths).encode()).hexdigest()
 
 
 @dataclass

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings
+from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings, settings
 from fedkeel.methods.linear_probe import logits as linear
 from fedkeel.methods.tuned import Tuned, head_logits
 from fedkeel.models.backbone import Backbone, features_of
@@ -66,8 +66,6 @@ class Strategy(Method):
         """The strategy for the model of a run, with everything set that was left to the run."""
         if run.personal:
             raise FedkeelError(f"{run.name} leaves every client a model of its own already: personalise a global model")
-        from fedkeel.method import settings
-
         pretrained = run.reads == "features" and not self.head_only
         own_lr, own_batch = getattr(run, "lr", 0.01), getattr(run, "batch", 32)
         return self.model_copy(

@@ -66,8 +66,9 @@ def heat_map(way: Way, where: str) -> Picture | None:
         image = axes.imshow(np.ma.masked_invalid(matrix), aspect="auto", cmap=colours, vmin=0, vmax=100)
         every = -(-len(names) // MOST_NAMES)
         axes.set_yticks(range(0, len(owners), every), [_short(names[k], 14) for k in owners[::every]])
-        axes.set_xticks(range(0, len(names), every), [_short(name, 14) for name in names[::every]])
-        axes.tick_params(axis="x", rotation=0 if len(names) <= 5 else 90, length=0, labelcolor=INK)
+        below = [_short(name, 14) for name in names[::every]]
+        axes.set_xticks(range(0, len(names), every), below)
+        axes.tick_params(axis="x", rotation=0 if len("".join(below)) <= 26 else 90, length=0, labelcolor=INK)
         axes.tick_params(axis="y", labelcolor=INK)
         axes.spines["bottom"].set_visible(False)
         axes.set_xlabel("test set of the client")
