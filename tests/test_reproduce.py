@@ -264,12 +264,9 @@ def test_a_recipe_is_kept_continued_and_rebuilt(tmp_path: Path) -> None:
     assert fk.report([tmp_path], out=tmp_path / "all.html").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path: Path) -> None:
-    """The whole way of --scale paper: a hub dataset with two columns of labels as CIFAR-100 has, a ViT, one page."""
+def tiny_dataset(folder: Path) -> None:
+    """A hub dataset with two columns of labels, as CIFAR-100 has, in a folder."""
     import datasets
-    import transformers
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     names = list(COLOURS)
     labels = {"fine_label": datasets.ClassLabel(names=names), "coarse_label": datasets.ClassLabel(names=["a", "b"])}
@@ -282,7 +279,16 @@ def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path
             "coarse_label": [row % 2 for row in range(rows)],
         }
         parts[part] = datasets.Dataset.from_dict(table, features=features)
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "data"))
+    datasets.DatasetDict(parts).save_to_disk(str(folder))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path: Path) -> None:
+    """The whole way of --scale paper: a hub dataset with two columns of labels as CIFAR-100 has, a ViT, one page."""
+    import transformers
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    tiny_dataset(tmp_path / "data")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
@@ -310,6 +316,20 @@ def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path
     assert len(list(folder.glob("cifar100/*/summary.json"))) == 3 * 4
     stored = tomllib.loads((folder / "cifar100/ova-lp_stages=1-shard-1-seed0/config.toml").read_text())
     assert (stored["data"]["label_column"], stored["method"]["stages"]) == ("fine_label", 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_paper_s_scale_of_personal_models_with_a_tiny_dataset(tmp_path: Path) -> None:
+    """Table 3 all the way on a hub dataset, whose images are read when they are needed."""
+    tiny_dataset(tmp_path / "data")
+    few = [f"data.source=hf:{tmp_path / 'data'}", "data.label_column=fine_label", "data.encoder=cnn", "method.rounds=1"]
+    few += ["partition.clients=3", "personal.epochs=1", "personal.models=2"]
+    done = fk.reproduce("lp-ft/label-shift", scale="paper", seeds=[0], out=tmp_path / "runs", set=few)
+    (run,) = done.results
+    assert len(list((run.folder / "personal").iterdir())) == 5
+    assert "90.15 ± 0.43" in done.text, "LP-FT's Local in the paper"
+    ours = [Personal.of(record).local for record in personalised(run.folder)]
+    assert all(f"{100 * value:.2f}" in done.text for value in ours)
 
 
 def test_a_recipe_with_personal_models(tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: s
             known = [f"{prefix}{field}" for field in model.model_fields] if prefix else _keys()
             raise FedkeelError(f"{where}: {unknown('key', key, known)}") from None
         wrong = first["msg"]
+        if not first["loc"]:  # of keys that do not go together
+            raise FedkeelError(f"{where}: {wrong}") from None
         raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
 
 
