@@ -32,17 +32,21 @@ def small_bert() -> Backbone:
     from transformers import BertConfig, BertModel
 
     shape = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    network = seeded(lambda: BertModel(BertConfig(vocab_size=WORDS, **shape), add_pooling_layer=False))
-
-    def apply(inputs: dict[str, Tensor]) -> Tensor:
-        mask = inputs["attention_mask"].unsqueeze(2).float()
-        return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
 
     def read(rows: list[Any], positions: np.ndarray) -> dict[str, Tensor]:
         ids = torch.from_numpy(np.stack(rows))
         return {"input_ids": ids, "attention_mask": ids.ne(0).long()}
 
-    return Backbone.of(Encoder("bert", "texts", "", "", lambda: Model(WIDTH, None, network, apply, read)))
+    def load() -> Model:
+        network = seeded(lambda: BertModel(BertConfig(vocab_size=WORDS, **shape), add_pooling_layer=False))
+
+        def apply(inputs: dict[str, Tensor]) -> Tensor:
+            mask = inputs["attention_mask"].unsqueeze(2).float()
+            return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+
+        return Model(WIDTH, None, network, apply, read)
+
+    return Backbone.of(Encoder("bert", "texts", "", "", load))
 
 
 def reading(who: Clients, classes: int) -> tuple[Clients, Task]:
@@ -75,15 +79,15 @@ class SmallCnn(nn.Module):
 
 @cache
 def small_cnn() -> Backbone:
-    network = seeded(SmallCnn)
-
-    def apply(inputs: dict[str, Tensor]) -> Tensor:
-        return network(inputs["pixel_values"])  # type: ignore[no-any-return]
-
     def read(rows: np.ndarray, positions: np.ndarray) -> dict[str, Tensor]:
         return {"pixel_values": torch.from_numpy(rows)}
 
     def load() -> Model:
+        network = seeded(SmallCnn)
+
+        def apply(inputs: dict[str, Tensor]) -> Tensor:
+            return network(inputs["pixel_values"])  # type: ignore[no-any-return]
+
         return Model(WIDTH, None, network, apply, read, lambda seed: seeded(SmallCnn, seed))
 
     return Backbone.of(Encoder("small-cnn", "images", "", "", load))

@@ -75,6 +75,7 @@ class Backbone:
         assert self.load is not None
         model = self.load()
         assert model.apply is not None
+        assert model.network is not self.whole.network
         return replace(self, whole=_Whole(model.network, model.apply))
 
     def must_be_transformer(self) -> None:
