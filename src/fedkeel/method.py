@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -252,17 +252,23 @@ def added(tree: Tree, moved: Tree) -> Tree:
 
 
 METHODS: dict[str, type[Method]] = {}
+Kind = TypeVar("Kind", bound=Method)
+
+
+def kept_in(known: dict[str, type[Kind]], name: str, paper: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Class decorator that keeps a method among others by its name."""
+
+    def keep(cls: type[Kind]) -> type[Kind]:
+        cls.name, cls.paper = name, paper
+        known[name] = cls
+        return cls
+
+    return keep
 
 
 def register(name: str, paper: str) -> Callable[[type[Method]], type[Method]]:
     """Class decorator that makes a method known by name to configs and the command line."""
-
-    def keep(cls: type[Method]) -> type[Method]:
-        cls.name, cls.paper = name, paper
-        METHODS[name] = cls
-        return cls
-
-    return keep
+    return kept_in(METHODS, name, paper)
 
 
 def find(name: str) -> type[Method]:

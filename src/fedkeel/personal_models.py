@@ -29,7 +29,7 @@ from fedkeel.config import Experiment, assignment, checked, nested
 from fedkeel.data.dataset import Dataset
 from fedkeel.engines.alone import as_batch
 from fedkeel.engines.base import Clients
-from fedkeel.engines.threads import side_by_side
+from fedkeel.engines.threads import Places, side_by_side
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.events import EVENTS, PERSONAL, Log, Record, read
 from fedkeel.federation import Federation, Watch, assemble, to_be_read
@@ -128,7 +128,7 @@ def personalize(
         def personalise(place: Work, client: int) -> dict[str, Any]:
             return place.personalise(client, ENGINES[engine](place.clients), files[client])
 
-        for event in side_by_side(personalise, open_ones, Crew(work)):
+        for event in side_by_side(personalise, open_ones, Places(work, work.twin)):
             log.write("personal", **event)
             if event["distortion"] is None:
                 watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
@@ -169,21 +169,6 @@ def _digest(folder: Path) -> str:
     """Of all personal models together."""
     paths = sorted((folder / CLIENTS).glob("*.safetensors"))
     return sha256("".join(f"{path.stem} {digest(load_client(path))}\n" for path in paths).encode()).hexdigest()
-
-
-@dataclass
-class Crew:
-    """The work of each thread: the first one's is given, others have networks of their own."""
-
-    first: Work
-
-    def __post_init__(self) -> None:
-        self.others: list[Work] = []
-
-    def __call__(self, number: int) -> Work:
-        while number > len(self.others):
-            self.others.append(self.first.twin())
-        return self.others[number - 1] if number else self.first
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,8 @@ def test_attributes_of_a_csv_file(tmp_path: Path) -> None:
 
 
 def test_attributes_of_a_hub_dataset(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = {"text": [f"text {i}" for i in range(20)], "label": Y.tolist(), "Male": [i % 2 == 0 for i in range(20)]}
     saved = datasets.DatasetDict({part: datasets.Dataset.from_dict(rows) for part in ("train", "test")})
     saved.save_to_disk(tmp_path / "saved")

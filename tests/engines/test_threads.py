@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from time import sleep
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engines.threads import side_by_side
+from fedkeel.engines.threads import Places, side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +21,11 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(before)
+
+
+def numbered() -> Places[int]:
+    others = count(1)
+    return Places(0, lambda: next(others))
 
 
 def test_results_come_in_order_and_every_place_has_one_worker() -> None:
@@ -37,11 +43,11 @@ def test_results_come_in_order_and_every_place_has_one_worker() -> None:
             busy.remove(place)
         return item, threads
 
-    assert list(side_by_side(work, range(12), lambda number: number)) == [(item, 1) for item in range(12)]
+    assert list(side_by_side(work, range(12), numbered())) == [(item, 1) for item in range(12)]
     assert most[0] > 1
     assert used <= {0, 1, 2}
     assert torch.get_num_threads() == 3
-    assert list(side_by_side(work, range(1), lambda number: number)) == [(0, 3)], "one item has all threads"
+    assert list(side_by_side(work, range(1), numbered())) == [(0, 3)], "one item has all threads"
 
 
 def test_a_failure_is_raised_where_its_result_would_come() -> None:
@@ -50,7 +56,7 @@ def test_a_failure_is_raised_where_its_result_would_come() -> None:
             raise ValueError("two")
         return item
 
-    results = side_by_side(work, range(6), lambda number: number)
+    results = side_by_side(work, range(6), numbered())
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(results)

@@ -8,7 +8,8 @@ and moments to stay in the processor's cache; stacking a whole federation is slo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedkeel.aggregate.gather import Gather
 from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
 from fedkeel.engines.message import Down, Up, size
-from fedkeel.engines.threads import side_by_side
+from fedkeel.engines.threads import Places, side_by_side
 from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
 from fedkeel.methods.fedavg import FedAvg
 from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
@@ -34,7 +35,6 @@ CACHE_BYTES = 8 * 2**20
 @dataclass(frozen=True)
 class LocalEngine:
     clients: Clients
-    twins: list[LocalEngine] = field(default_factory=list)
 
     def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         sizes = self.clients.owned.sizes
@@ -78,14 +78,13 @@ class LocalEngine:
         if method.reads == "features":
             yield from (one(self, group) for group in groups)
         else:
-            yield from side_by_side(one, list(groups), self.twin)
+            yield from side_by_side(one, list(groups), self.places)
 
-    def twin(self, number: int) -> LocalEngine:
-        """The engine that a thread works with: this one for the first, for others one with a network of its own."""
-        while number > len(self.twins):
-            inputs: Any = self.clients.x
-            self.twins.append(LocalEngine(replace(self.clients, x=inputs.twin())))
-        return self.twins[number - 1] if number else self
+    @cached_property
+    def places(self) -> Places[LocalEngine]:
+        """The engine that each thread works with: others than the first have a network of their own."""
+        inputs: Any = self.clients.x
+        return Places(self, lambda: LocalEngine(replace(self.clients, x=inputs.twin())))
 
     def bytes_up(self, expected: Tree, phase: Phase, round: int, cohort: Sequence[int]) -> int:
         """What the updates would take on the wire: they differ by the length of the client's name only."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -19,18 +19,30 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
+class Places(Generic[Place]):
+    """Where threads work: the first at the place that is there, every other at a twin, made when it is needed."""
+
+    def __init__(self, first: Place, twin: Callable[[], Place]) -> None:
+        self._made, self._twin = [first], twin
+
+    def of(self, threads: int) -> list[Place]:
+        while len(self._made) < threads:
+            self._made.append(self._twin())
+        return self._made[:threads]
+
+
 def side_by_side(
-    work: Callable[[Place, Item], Found], items: Sequence[Item], places: Callable[[int], Place]
+    work: Callable[[Place, Item], Found], items: Sequence[Item], places: Places[Place]
 ) -> Iterator[Found]:
-    """The results of all items in their order; ``places(k)`` is where the k-th thread works. PyTorch says how many."""
+    """The results of all items in their order, on as many threads as PyTorch has."""
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:
-        yield from (work(places(0), item) for item in items)
+        yield from (work(place, item) for place in places.of(1) for item in items)
         return
 
     free: SimpleQueue[Place] = SimpleQueue()
-    for number in range(threads):
-        free.put(places(number))
+    for place in places.of(threads):
+        free.put(place)
 
     def alone(item: Item) -> Found:
         torch.set_num_threads(1)  # of this thread

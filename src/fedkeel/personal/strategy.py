@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings, settings
+from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings, kept_in, settings
 from fedkeel.methods.linear_probe import logits as linear
 from fedkeel.methods.tuned import Tuned, head_logits
 from fedkeel.models.backbone import Backbone, features_of
@@ -154,13 +154,7 @@ STRATEGIES: dict[str, type[Strategy]] = {}
 
 def register(name: str, paper: str) -> Callable[[type[Strategy]], type[Strategy]]:
     """Class decorator that makes a strategy known by name."""
-
-    def keep(cls: type[Strategy]) -> type[Strategy]:
-        cls.name, cls.paper = name, paper
-        STRATEGIES[name] = cls
-        return cls
-
-    return keep
+    return kept_in(STRATEGIES, name, paper)
 
 
 def strategies() -> dict[str, type[Strategy]]:
