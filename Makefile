@@ -19,6 +19,7 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.dual
 
 install: $(INSTALLED)
 

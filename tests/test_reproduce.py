@@ -162,6 +162,11 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
     if scale == "paper" and name.startswith("lp-ft/") and plan.grids:
         assert plan.seeds == (0, 1, 2)
         assert {cell.experiment.method["rounds"] for grid in plan.grids for cell in grid.cells([0])} == {100}
+    elif scale == "paper" and name.startswith("fedpurel/"):
+        assert plan.seeds == (0, 1, 2)
+        made = [cell for grid in plan.grids for cell in grid.cells([0])]
+        assert {cell.experiment.method["rounds"] for cell in made if cell.method.name != "zero-shot"} == {100}
+        assert {cell.experiment.data.encoder for cell in made} == {"hf:openai/clip-vit-base-patch16"}
     elif scale == "paper" and name != "ova-lp/geometry" and plan.grids:
         assert plan.seeds == (0, 42, 777, 1337, 15254)
         cells = [cell for grid in plan.grids for cell in grid.cells([0])]
@@ -172,6 +177,7 @@ def test_the_standard_recipes_are_there() -> None:
     papers = {
         "ova-lp": ["ablation", "baselines", "encoders", "geometry", "noise", "participation", "partitions"],
         "lp-ft": ["distortion", "label-flip", "label-shift", "main", "overfitting", "peft", "pfl", "theory"],
+        "fedpurel": ["angles", "branches", "convergence", "heterogeneity", "lambda", "tkl"],
     }
     for paper, names in papers.items():
         assert [f"{paper}/{name}" for name in names] == [name for name in RECIPES if name.startswith(f"{paper}/")]

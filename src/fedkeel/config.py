@@ -44,6 +44,8 @@ class Data(Section):
     client_column: str = "client"
     attribute_column: str = "attribute"
     """what else is known of a row, for partition.kind = spurious"""
+    superclass_column: str = "superclass"
+    """the group that a row's class belongs to, for partition.kind = pachinko"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
@@ -51,6 +53,8 @@ class Data(Section):
 class Shift(Section):
     long_tail: float = Field(1.0, ge=1)
     """imbalance factor: rows of the largest class over rows of the smallest; 1 = off"""
+    order: Literal["label", "random"] = "label"
+    """which class is the largest of the long tail and which the next: by label, or in an order that the seed draws"""
     noise: Literal["none", "symmetric", "asymmetric"] = "none"
     noise_ratio: float = Field(0.0, ge=0, le=1)
     """share of each client's training labels that the noise is applied to"""
@@ -68,7 +72,9 @@ class Partition(Section):
     classes_per_client: int = Field(1, ge=1)
     """shards: how many classes a client holds"""
     alpha: float = Field(0.001, gt=0)
-    """dirichlet, bernoulli-dirichlet: concentration; small = skewed"""
+    """dirichlet, bernoulli-dirichlet, pachinko: concentration; small = skewed"""
+    balance: bool = False
+    """dirichlet: clients that hold their even share of all rows get no further class, and nobody stays empty"""
     p: float = Field(0.1, gt=0, le=1)
     """bernoulli-dirichlet: chance that a client may hold a class"""
     exponent: float = Field(2.0, ge=0)
@@ -78,6 +84,8 @@ class Partition(Section):
     validation: float = Field(0.0, ge=0, lt=1)
     test: float = Field(0.0, ge=0, lt=1)
     """shares of each client's rows kept for its own validation and test"""
+    test_split: Literal["none", "same", "even", "own"] = "none"
+    """how the source's test rows are dealt: not, by the clients' Dirichlet shares, evenly, or by a draw of their own"""
 
 
 class Run(Section):
@@ -88,7 +96,18 @@ class Run(Section):
     keep: Literal["last", "best"] = "last"
     """the finished model: after the last round, or after the round that is best on the clients' validation rows"""
     drift: bool = False
-    """measure after every round how far clients pull apart (linear heads only); the report then shows it"""
+    """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
+
+
+class Report(Section):
+    """How reports of a run read its events: no result depends on it."""
+
+    head: int = Field(100, ge=0)
+    """classes with more training rows than this, over all clients, are head classes"""
+    tail: int = Field(20, ge=0)
+    """classes with at most so many are tail classes; mid is what is between"""
+    balance_scale: float = Field(10.0, gt=0)
+    """how fast balancedness falls with the differences between the accuracies of classes"""
 
 
 class Experiment(Section):
@@ -99,10 +118,11 @@ class Experiment(Section):
     partition: Partition = Partition()
     method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
     run: Run = Run()
+    report: Report = Report()
 
     def digest(self) -> str:
         """sha256 of the complete configuration, leaving out what cannot change a result."""
-        plain = self.model_dump(mode="json", exclude={"data": {"cache"}})
+        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "report": True})
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
@@ -171,7 +191,10 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
             )
         if method.personal:
             raise FedkeelError(f"{where}: run.keep is 'best', but {method.name} has personal models: set it to 'last'")
-    if experiment.run.drift:
+    head, tail = experiment.report.head, experiment.report.tail
+    if tail > head:
+        raise FedkeelError(f"{where}: report.tail is {tail}, above report.head, {head}: make it the smaller one")
+    if experiment.run.drift and method.reads != "dual":
         from fedkeel.metrics.drift import linear_head
 
         linear_head(method)
@@ -199,7 +222,8 @@ def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str
 
 def _keys() -> list[str]:
     """Every dotted key outside of a method's own."""
-    sections: dict[str, type[Section]] = {"data": Data, "shift": Shift, "partition": Partition, "run": Run}
+    sections: dict[str, type[Section]] = {"data": Data, "shift": Shift, "partition": Partition}
+    sections |= {"run": Run, "report": Report}
     own = ["method.name", "method.rounds", "method.participation"]
     return own + [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
 

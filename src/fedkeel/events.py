@@ -68,6 +68,10 @@ class Record:
     seconds and flops by phase; ``metrics.personal`` makes numbers of them"""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """if run.keep is "best": round and accuracy on the clients' validation rows"""
+    balance: list[dict[str, Any]] = field(default_factory=list)
+    """if run.drift is set, of methods on two towers: round (0 = before training), the global model's per_class, kl, tkl
+    and agreement with zero-shot, angle, and personal, personal_right and personal_rows of the personal models;
+    ``metrics.balance`` makes numbers of them"""
 
     @property
     def method(self) -> str:
@@ -136,6 +140,7 @@ def _read(folder: Path) -> Record | None:
     personal_test: dict[str, Any] | None = None
     personal: dict[int, dict[str, Any]] = {}
     validation: dict[int, dict[str, Any]] = {}
+    balance: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
@@ -162,6 +167,8 @@ def _read(folder: Path) -> Record | None:
                 personal[event["client"]] = event
             case "validation":
                 validation[event["round"]] = event
+            case "balance":
+                balance[event["round"]] = event
     if start is None:
         return None
     return Record(
@@ -175,6 +182,7 @@ def _read(folder: Path) -> Record | None:
         personal_test,
         _in_order(personal),
         _in_order(validation),
+        _in_order(balance),
     )
 
 

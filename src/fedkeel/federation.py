@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedkeel.config import Data, Experiment
 from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.features import Features
+from fedkeel.data.features import Features, encoded_by
 from fedkeel.data.features import features as encode
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.partition import Manifest, split
@@ -21,8 +21,10 @@ from fedkeel.data.shifts import flipped, long_tail, noisy_labels
 from fedkeel.engines.base import Clients
 from fedkeel.errors import FedkeelError
 from fedkeel.method import Method, from_settings
+from fedkeel.methods.dual_tuned import DualTuned
 from fedkeel.methods.tuned import Tuned, tokens_of
 from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import NETWORKS, encoder_name, open_encoder
 from fedkeel.models.prepare import as_rows
 
@@ -73,7 +75,7 @@ def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> t
     seed, shift = experiment.run.seed, experiment.shift
     kept = None
     if shift.long_tail > 1:
-        kept = long_tail(dataset.train_labels, dataset.classes, shift.long_tail, seed)
+        kept = long_tail(dataset.train_labels, dataset.classes, shift.long_tail, seed, shift.order)
     manifest = split(
         experiment.partition,
         dataset,
@@ -96,6 +98,8 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     method = from_settings(experiment.method)
     if method.reads == "inputs":
         encoded = to_be_read(experiment, dataset, method)
+    elif isinstance(method, DualTuned):
+        encoded = in_two_towers(experiment.data, dataset, method, watch)
     else:
         _must_be_trained(experiment.data, dataset)
         encoded = encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice)
@@ -128,8 +132,24 @@ def to_be_read(experiment: Experiment, dataset: Dataset, method: Method) -> Feat
     return Features(train, test, backbone.encoder, backbone.weights, backbone.transform, where="read when needed")
 
 
+def in_two_towers(data: Data, dataset: Dataset, method: DualTuned, watch: Watch) -> Features:
+    """In the place of features the items of a dual encoder, with all that the method needs of them."""
+    name = encoder_name(data, dataset)
+    dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)
+    item = open_encoder(data, dataset)
+    dual = replace(dual, upper=method.module.upper(item))
+    known = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
+    parts: dict[str, dict[str, Any]] = {"train": {"features": known.train}, "test": {"features": known.test}}
+    for array, encoder in method.module.encoders(item).items():
+        made = encoded_by(encoder, data, dataset, progress=watch.encoded, notice=watch.notice)
+        parts["train"][array], parts["test"][array] = made.train, made.test
+    train: Any = items(dual, **parts["train"])
+    test: Any = items(dual, **parts["test"])
+    return replace(known, train=train, test=test)
+
+
 def _rows(features: Any) -> Any:
-    return features if isinstance(features, Inputs) else as_rows(features)
+    return features if isinstance(features, Inputs | Items) else as_rows(features)
 
 
 def check_held_back(method: Method, manifest: Manifest) -> None:

@@ -81,6 +81,8 @@ class Task:
     """Training rows of all clients together."""
     backbone: Any = None
     """The ``Backbone`` of a method that reads inputs."""
+    dual: Any = None
+    """The ``Dual`` of a method that reads a dual encoder's items."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ class Method(BaseModel):
     """share of the clients with rows that take part in a round"""
 
     @property
-    def reads(self) -> Literal["features", "inputs"]:
-        """What x is: encoded rows, or ``Inputs`` that the method encodes itself."""
+    def reads(self) -> Literal["features", "inputs", "dual"]:
+        """What x is: encoded rows, ``Inputs`` that the method encodes itself, or ``Items`` of a dual encoder."""
         return "features"
 
     # ---- on the server
@@ -187,6 +189,15 @@ class Method(BaseModel):
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         """The local objective on one batch, usually ``batch.mean(...)`` of one value per row."""
         raise NotImplementedError
+
+    def gradients(self, params: Tree, batch: Batch, visit: Visit) -> Tree:
+        """Of the loss, by everything that requires one. A method of which x is no tensor may compute them itself."""
+        wanted = {name: value for name, value in params.items() if value.requires_grad}
+        found = torch.autograd.grad(self.loss(params, batch, visit), list(wanted.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(value) if grad is None else grad
+            for (name, value), grad in zip(wanted.items(), found, strict=True)
+        }
 
     def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
         """The gradients to step with, where a method rewrites them."""

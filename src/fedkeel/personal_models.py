@@ -73,6 +73,11 @@ def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
 def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     """The strategy with its settings, for the model of a run."""
     found = find(variant.name)
+    if run.method.reads == "dual":
+        raise FedkeelError(
+            f"method {run.method.name} tunes a dual encoder and leaves every client a model of its own already: use "
+            "fedkeel predict --client NAME; personalize goes on from heads and whole networks"
+        )
     for key in NO_SETTINGS:
         if key in variant.settings:
             raise FedkeelError(

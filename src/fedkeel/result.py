@@ -20,9 +20,11 @@ from fedkeel.data.dataset import Kind
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record, read
 from fedkeel.method import Method, State, from_settings, settings
+from fedkeel.methods.dual_tuned import DualTuned
 from fedkeel.methods.tuned import tokens_of
 from fedkeel.metrics.convergence import acc95_round
 from fedkeel.models.backbone import Backbone
+from fedkeel.models.dual import items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.tree import Tree, digest
@@ -118,9 +120,20 @@ class Model:
             with torch.inference_mode():
                 scores = self.method.scores(self.method.predict(State(self.shared), self.mine, inputs)).numpy()
             return self._named(scores)
+        if isinstance(self.method, DualTuned):
+            return self._named(self._paired(rows, self.method))
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         scores = self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows))
         return self._named(scores)
+
+    def _paired(self, rows: Sequence[Any] | np.ndarray, method: DualTuned) -> np.ndarray:
+        """Probabilities (rows, classes) of a model that tunes a dual encoder."""
+        item, module = self.encoder(rows), method.module
+        towers = self.data["encoder"], self.settings, self.kind, self.class_names, "the model"
+        dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
+        arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
+        with torch.inference_mode():
+            return method.scores(method.predict(State(self.shared), self.mine, items(dual, **arrays))).numpy()
 
     def _named(self, scores: np.ndarray) -> tuple[list[str], np.ndarray]:
         best = scores.argmax(1)

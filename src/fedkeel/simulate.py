@@ -21,6 +21,7 @@ from fedkeel.federation import Federation, Watch
 from fedkeel.journal import Journal
 from fedkeel.loop import ENGINES, Loop, federated_mean
 from fedkeel.method import Method, State, Task, from_settings
+from fedkeel.methods.dual_tuned import DualTuned
 from fedkeel.metrics.accuracy import (
     Evaluation,
     TestSets,
@@ -28,6 +29,7 @@ from fedkeel.metrics.accuracy import (
 )
 from fedkeel.metrics.drift import drift, linear_head
 from fedkeel.metrics.geometry import geometry
+from fedkeel.metrics.towers import Own, balance, on_own, pooled, zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
 from fedkeel.reporting.diagnostics import common_mean
 from fedkeel.result import MODEL, SUMMARY, Model, client_file, save_client, summarise
@@ -62,6 +64,9 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
         log.write("resume")
     else:
         data, who = about_data(federation, clients.x, len(y_test)), about_clients(federation, shown)
+        if isinstance(method, DualTuned):
+            data["zero_shot"] = zero_shot_per_class(tests)
+            data["class_test_rows"] = torch.bincount(y_test, minlength=federation.dataset.classes).tolist()
         log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
         if method.reads == "features" and (warning := common_mean(data["mean_energy"], data["source"], how)):
             watch.notice(warning)
@@ -75,14 +80,29 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
 
     drifted = {event["round"] for event in known.drift} if known else set()
 
+    def own_models(state: State, dual: DualTuned) -> list[Own]:
+        return [on_own(dual, state, clients.mine(client, dual, state), tests, client) for client in shown]
+
+    balanced = {event["round"] for event in known.balance} if known else set()
+
     def record_drift(round: int, state: State) -> None:
-        """Of the heads after a round, under the loss that the next one trains."""
+        """Of the heads after a round, under the loss that the next one trains; of a dual encoder, from zero-shot."""
+        if isinstance(method, DualTuned):
+            if round not in balanced:
+                found_own = pooled(own_models(state, method))
+                log.write("balance", round=round, **balance(method, clients, state, round, tests), **found_own)
+            return
         found = None if round in drifted else drift(linear_head(method), clients, state, min(round + 1, method.rounds))
         if found:
             log.write("drift", round=round, **asdict(found))
 
+    latest: list[tuple[State, Evaluation]] = []
+
     def tested(state: State) -> Evaluation:
-        return evaluate(lambda x: method.predict(state, {}, x), x_test, y_test)
+        """Of the global model; the last round's is the finished one's, and is not tested twice."""
+        if not latest or latest[0][0] is not state:
+            latest[:] = [(state, evaluate(lambda x: method.predict(state, {}, x), x_test, y_test))]
+        return latest[0][1]
 
     def predict_as(client: int, state: State, x: Tensor) -> Tensor:
         return method.predict(state, clients.mine(client, method, state), x)
@@ -110,9 +130,9 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
         return tested(state).accuracy if method.common else mean_of(own_accuracies(state)) or 0.0
 
     loop = Loop(method, clients, engine, log, journal, accuracy, lambda t, acc: watch.round(t, method.rounds, acc))
-    backbone = getattr(clients.x, "backbone", None)  # of rows that are read, not encoded
+    backbone, dual = (getattr(clients.x, name, None) for name in ("backbone", "dual"))  # of rows that are no tensor
     sizes = clients.x.shape[1], federation.dataset.classes, len(clients.names)
-    task = Task(*sizes, exp.run.seed, rows=len(clients.owned.rows), backbone=backbone)
+    task = Task(*sizes, exp.run.seed, rows=len(clients.owned.rows), backbone=backbone, dual=dual)
     start = method.start(task)
     if exp.run.drift:
         record_drift(0, start)
@@ -131,11 +151,16 @@ def train(exp: Experiment, federation: Federation, folder: Path, log: Log, journ
         before = everywhere if method.common else None
         log.write("personal_test", basis=tests.basis, names=list(clients.names), rows=tests.rows, before=before)
         values = []
-        for client in shown:
-            on = personal_on(partial(predict_as, client, state), client, tests)
+        models = own_models(state, method) if isinstance(method, DualTuned) else None
+        for place, client in enumerate(shown):
+            if models is None:
+                on = personal_on(partial(predict_as, client, state), client, tests)
+            else:  # elsewhere such a model is not tested: that may take running the item tower for every row
+                on = [models[place].accuracy if k == client else None for k in range(len(clients.names))]
             log.write("personal", client=client, name=clients.names[client], rows=int(clients.owned.sizes[client]),
                       on=on, distortion=None, seconds={}, flops={})  # fmt: skip
             values.append(on[client])
+        own |= pooled(models) if models is not None else {}
         own |= {"personal": values, "personal_mean": mean_of(values)}
         if not method.common:  # numbers of a model that does not exist would mislead
             per_client, per_class = values, [None] * federation.dataset.classes
@@ -176,6 +201,7 @@ def about_data(federation: Federation, x: Tensor, test_rows: int) -> dict[str, A
         "test_rows": test_rows,
         "dim": x.shape[1],
         "mean_energy": mean_energy(x) if isinstance(x, Tensor) else None,
+        "class_rows": federation.label_counts().sum(0).tolist(),
         "manifest": manifest.hash,
     }
 

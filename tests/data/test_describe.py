@@ -47,6 +47,7 @@ def test_figures_by_hand():
         validation_rows=0,
         test_rows=0,
         rows=Spread(4, 4, 4, 4),
+        tests=Spread(0, 0, 0, 0),
         classes_per_client=Spread(1, 1.5, 1.5, 2),
         clients_per_class=Spread(1, 1.5, 1.5, 2),
         largest_share=0.5,

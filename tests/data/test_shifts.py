@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedkeel.config import Data
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.shifts import asymmetric_map, long_tail, noisy_labels
+from fedkeel.data.sources import load
 from fedkeel.errors import FedkeelError
 
 
@@ -38,11 +40,38 @@ def test_unbalanced_data_keep_the_shape():
     assert np.bincount(labels[long_tail(labels, 3, 4, seed=0)]).tolist() == [400, 200, 100]
 
 
+@pytest.mark.parametrize("order", ["label", "random"])
+@pytest.mark.parametrize("factor", [10, 50, 100])
+def test_long_tail_of_20_newsgroups(factor, order):
+    """Its classes have 377 to 600 rows. Rounded down, the shape n_max * factor ** (-c / 19) is met to the row."""
+    labels = load(Data()).train_labels
+    found = np.bincount(labels[long_tail(labels, 20, factor, 0, order)])
+    by_size = np.sort(found)[::-1]
+    shape = by_size[0] * (1 / factor) ** (np.arange(20) / 19)
+    assert (by_size == np.floor(shape + 1e-9)).all()
+    assert by_size[0] >= 377
+    assert by_size[19] >= 3
+    assert np.array_equal(found, by_size) == (order == "label")
+
+
+def test_the_seed_draws_the_order_of_classes():
+    """The largest of 5 equal classes over 200 seeds: each of them 40 times, sd 5.7; its rows stay 1, 1/2, 1/4, .."""
+    labels = np.repeat(np.arange(5), 64)
+    found = np.array([np.bincount(labels[long_tail(labels, 5, 16, seed, "random")]) for seed in range(200)])
+    assert (np.sort(found, axis=1) == [4, 8, 16, 32, 64]).all()
+    assert (np.abs(np.bincount(found.argmax(axis=1), minlength=5) - 40) < 4 * 5.7).all()
+
+
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=2, max_size=8), st.floats(1, 1e6), st.integers(0, 99))
-def test_long_tail_asks_no_class_for_more_than_it_has(sizes, factor, seed):
+@given(
+    st.lists(st.integers(0, 60), min_size=2, max_size=8),
+    st.floats(1, 1e6),
+    st.integers(0, 99),
+    st.sampled_from(["label", "random"]),
+)
+def test_long_tail_asks_no_class_for_more_than_it_has(sizes, factor, seed, order):
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    rows = long_tail(labels, len(sizes), factor, seed)
+    rows = long_tail(labels, len(sizes), factor, seed, order)
     found = np.bincount(labels[rows], minlength=len(sizes))
     assert len(set(rows.tolist())) == len(rows)
     assert (found <= sizes).all()

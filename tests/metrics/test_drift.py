@@ -284,7 +284,7 @@ def test_what_cannot_be_measured_is_told_in_one_line(monkeypatch: pytest.MonkeyP
             return [replace(self.phase("count"), epochs=0)]
 
     for method in (NoHead(), Counting()):
-        with pytest.raises(FedkeelError, match=rf"run.drift needs a linear head .*{method.name}.*run.drift = false"):
+        with pytest.raises(FedkeelError, match=rf"run.drift needs .*a linear head .*{method.name}.*run.drift = false"):
             linear_head(method)
     assert stepping(Counting(), 1) is None
     assert drift(Counting(), clients(), Counting().start(TASK), 1) is None

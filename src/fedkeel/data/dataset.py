@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+
+from fedkeel.errors import FedkeelError
 
 Kind = Literal["features", "images", "texts"]
 
@@ -47,9 +50,39 @@ class Dataset:
     test_attribute: np.ndarray | None = None
     """What else is known of each row, such as a patient's sex, as positions in ``attribute_names``."""
     attribute_names: tuple[str, ...] = ()
+    superclasses: tuple[int, ...] | None = None
+    """The superclass of every class, as a position in ``superclass_names``; -1 where a class has no rows to say so."""
+    superclass_names: tuple[str, ...] = ()
     ready: dict[str, Ready] = field(default_factory=dict)
     """Features that come with the source, by encoder name."""
 
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def named(self) -> bool:
+        """Whether the names of the classes say something; mere numbers do not."""
+        return not all(re.fullmatch(r"\s*[+-]?\d+\s*", name) for name in self.class_names)
+
+
+def with_superclasses(dataset: Dataset, names: Sequence[str | None]) -> Dataset:
+    """The dataset with the superclass of every class, by name; None for a class of which nothing is known."""
+    distinct = sorted({name for name in names if name is not None})
+    position = {name: at for at, name in enumerate(distinct)}
+    known = tuple(-1 if name is None else position[name] for name in names)
+    return replace(dataset, superclasses=known, superclass_names=tuple(distinct))
+
+
+def with_superclass_column(dataset: Dataset, labels: np.ndarray, values: Sequence[str], where: str) -> Dataset:
+    """The dataset with superclasses as rows with these labels tell them; a class lies in exactly one."""
+    names: list[str | None] = [None] * dataset.classes
+    for label, name in sorted(set(zip(labels.tolist(), values, strict=True))):
+        other = names[label]
+        if other is not None:
+            raise FedkeelError(
+                f"{where}: class {dataset.class_names[label]!r} has rows in the superclasses {other!r} and {name!r}; "
+                "expected one for each class: mend the rows, or rename the column if it means something else"
+            )
+        names[label] = name
+    return with_superclasses(dataset, names)

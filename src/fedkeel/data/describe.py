@@ -48,6 +48,8 @@ class Figures:
     test_rows: int
     rows: Spread
     """training rows per client"""
+    tests: Spread
+    """test rows per client, of all clients"""
     classes_per_client: Spread
     clients_per_class: Spread
     """over the classes that have training rows"""
@@ -76,6 +78,7 @@ def describe(manifest: Manifest, labels: np.ndarray, class_names: Sequence[str])
         validation_rows=len(manifest.validation.rows),
         test_rows=len(manifest.test.rows),
         rows=Spread.of(sizes[sizes > 0]),
+        tests=Spread.of(manifest.test.sizes),
         classes_per_client=Spread.of((held > 0).sum(axis=1)),
         clients_per_class=Spread.of((counts[:, present] > 0).sum(axis=0)),
         largest_share=int(sizes.max(initial=0)) / max(1, total),
@@ -115,8 +118,10 @@ def _table(manifest: Manifest, figures: Figures) -> list[RenderableType]:
     spreads = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
     for heading in ("", "min", "median", "mean", "max"):
         spreads.add_column(heading, justify="right" if heading else "left")
+    tests = [("test rows per client", figures.tests)] if figures.test_rows else []
     for name, spread in (
         ("rows per non-empty client", figures.rows),
+        *tests,
         ("classes per non-empty client", figures.classes_per_client),
         ("clients per class", figures.clients_per_class),
     ):

@@ -65,6 +65,18 @@ def features(
     if name == "none":
         given = np.asarray(dataset.train), np.asarray(dataset.test)
         return Features(*given, name, encoder.weights, encoder.transform, where=f"in {dataset.name}")
+    return encoded_by(encoder, data, dataset, progress=progress, notice=notice)
+
+
+def encoded_by(
+    encoder: Encoder,
+    data: Data,
+    dataset: Dataset,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] = to_stderr,
+) -> Features:
+    """What an encoder makes of the dataset, from the cache or encoded now and kept there."""
     parent = cache_folder(data) / "features"
     key = digest([str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype])
     folder = parent / key

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Kind
+from fedkeel.data.dataset import Dataset, Kind, with_superclass_column
 from fedkeel.errors import FedkeelError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
@@ -178,6 +178,9 @@ def load_csv(path: Path, data: Data) -> Dataset:
         train_client=None if clients is None else clients[train],
         test_client=None if clients is None else clients[~train],
     )
+    if data.superclass_column in table.columns or _chosen(data, "superclass_column"):
+        superclass = table.column(data.superclass_column, "superclass_column")
+        dataset = with_superclass_column(dataset, labels, superclass, f"{path} column {data.superclass_column!r}")
     if attribute is None:
         return dataset
     return with_attribute(dataset, attribute[train], attribute[~train], f"{path} column {data.attribute_column!r}")
@@ -274,8 +277,9 @@ def load_hf(reference: str, data: Data) -> Dataset:
     train = splits.get("train", next(iter(splits.values())))
     test = next((splits[name] for name in TEST_SPLITS if name in splits), None)
     content, kind = _content_column(train, data)
-    label = _label_column(train, content, data)
     columns = list(train.column_names)
+    superclass = _optional(data, "superclass_column", columns)
+    label = _label_column(train, content, data)
     client = _optional(data, "client_column", columns)
     attribute = _optional(data, "attribute_column", columns)
     parts = [train] if test is None else [train, test]
@@ -309,6 +313,9 @@ def load_hf(reference: str, data: Data) -> Dataset:
         train_client=clients[0],
         test_client=clients[1] if len(clients) > 1 else None,
     )
+    if superclass is not None:
+        told = f"{where} column {superclass!r}"
+        dataset = with_superclass_column(dataset, dataset.train_labels, _names(train, superclass, told), told)
     if attribute is None:
         return dataset
     attributes = [np.array([str(value) for value in part[attribute]]) for part in parts]
@@ -321,6 +328,17 @@ def _optional(data: Data, key: str, columns: list[str]) -> str | None:
     if name not in columns and _chosen(data, key):
         raise missing_column(data.source, name, key, columns)
     return name if name in columns else None
+
+
+def _names(table: Any, column: str, where: str) -> list[str]:
+    """The values of a column as text, none of them empty; numbers of a ClassLabel as the names they stand for."""
+    names = getattr(table.features[column], "names", None)
+    values = list(table[column])
+    blank = (None, "") if names is None else (None, -1)
+    empty = next((row for row, value in enumerate(values) if value in blank), None)
+    if empty is not None:
+        raise FedkeelError(f"{where} row {empty} is empty; fill it in or remove the row")
+    return [str(value) if names is None else names[value] for value in values]
 
 
 def _open_hf(reference: str, data: Data) -> dict[str, Any]:
@@ -365,7 +383,7 @@ def _content_column(table: Any, data: Data) -> tuple[str, Kind]:
         if data.text_column in columns:
             raise FedkeelError(f"{data.source}: column {data.text_column!r} holds neither images nor texts")
         raise missing_column(data.source, data.text_column, "text_column", columns)
-    others = (data.label_column, data.client_column, data.attribute_column)
+    others = (data.label_column, data.client_column, data.attribute_column, data.superclass_column)
     for wanted in ("images", "texts"):
         names = [n for n, kind in kinds.items() if kind == wanted and n not in others]
         if len(names) == 1:
@@ -383,6 +401,8 @@ def _label_column(table: Any, content: str, data: Data) -> str:
     if data.label_column in columns:
         return data.label_column
     named: list[str] = [name for name, feature in table.features.items() if hasattr(feature, "names")]
+    if _chosen(data, "superclass_column"):
+        named = [name for name in named if name != data.superclass_column]
     if _chosen(data, "label_column") or not named:
         raise missing_column(data.source, data.label_column, "label_column", columns)
     if len(named) > 1:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Kind
+from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
 from fedkeel.errors import FedkeelError, unknown
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""
-NPZ_ARRAYS = ("x", "x_test", "class_names", *PER_ROW)
+NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -117,6 +117,13 @@ def load_npz(path: Path, data: Data) -> Dataset:
         train_client=arrays["client"].astype(str) if "client" in arrays else None,
         test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
     )
+    if "superclasses" in arrays:
+        if arrays["superclasses"].shape != (dataset.classes,):
+            raise FedkeelError(
+                f"{path} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each of "
+                f"the {dataset.classes} classes, in the order of {', '.join(class_names[:3])}, ..."
+            )
+        dataset = with_superclasses(dataset, [str(name) for name in arrays["superclasses"]])
     return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
 
 

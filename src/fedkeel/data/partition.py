@@ -27,30 +27,45 @@ class Kind:
     owners: Callable[[Partition, splits.Pool], np.ndarray]
     about: str
     reads: tuple[str, ...] = ("clients",)
+    test_splits: tuple[str, ...] = ()
+    """which partition.test_split it can follow"""
 
 
 PARTITIONS: dict[str, Kind] = {
-    "iid": Kind(splits.iid, "random equal split"),
+    "iid": Kind(splits.iid, "random equal split", test_splits=("even",)),
     "shards": Kind(
         splits.shards,
         "n classes per client, n = classes_per_client; also shard-1, shard-2 (McMahan et al. 2017)",
         ("clients", "classes_per_client"),
+        ("even",),
     ),
     "dirichlet": Kind(
         splits.dirichlet,
         "per class Dirichlet(alpha) shares over all clients (Yurochkin et al. 2019)",
         ("clients", "alpha"),
+        ("same", "even", "own"),
     ),
     "bernoulli-dirichlet": Kind(
         splits.bernoulli_dirichlet,
         "each client may hold a class with chance p, Dirichlet(alpha) among those (Xu et al. 2022, FedCorr)",
         ("clients", "alpha", "p"),
+        ("even",),
+    ),
+    "pachinko": Kind(
+        splits.pachinko,
+        "per client Dirichlet(alpha) over superclasses, then over their classes; test rows too (Reddi et al. 2021)",
+        ("clients", "alpha"),
     ),
     "zipf": Kind(
-        splits.zipf, "random labels, sizes ~ k ** -exponent (Park et al. 2025, OvA-LP)", ("clients", "exponent")
+        splits.zipf,
+        "random labels, sizes ~ k ** -exponent (Park et al. 2025, OvA-LP)",
+        ("clients", "exponent"),
+        ("even",),
     ),
     "feature-clusters": Kind(
-        splits.feature_clusters, "per class k-means on the features, a cluster per client (Park et al. 2025, OvA-LP)"
+        splits.feature_clusters,
+        "per class k-means on the features, a cluster per client (Park et al. 2025, OvA-LP)",
+        test_splits=("even",),
     ),
     "spurious": Kind(
         splits.spurious,
@@ -73,7 +88,7 @@ class Manifest:
     test_rows: Literal["train", "test"]
     """Do the ids in ``test`` count rows of the training pool (carved off) or of the source's test set?"""
     settings: dict[str, Any]
-    """kind, the parameters that kind reads, validation, test and seed"""
+    """kind, the parameters that kind reads, validation, test and seed; balance and test_split where they are used"""
     data: str
     """The dataset's fingerprint."""
 
@@ -138,7 +153,8 @@ def split(
 ) -> Manifest:
     """Give every training row (or those in ``rows``) to one client, as train, validation or test row.
 
-    Nobody has two owners; ``spurious`` alone leaves rows without one.
+    Nobody has two owners; ``spurious`` and ``pachinko`` alone leave rows without one. ``pachinko`` deals the source's
+    test rows together with the training rows, unless ``settings.test`` asks for a share of the clients' own rows.
     ``features`` gives one vector per training row of the dataset and is called only by ``feature-clusters``.
     """
     settings = _canonical(settings)
@@ -147,19 +163,27 @@ def split(
     kept = np.arange(total) if rows is None else np.sort(rows)
     names, column, test = _clients(settings, dataset)
     attribute = _attribute(dataset) if settings.kind == "spurious" else None
+    superclasses = _superclasses(dataset) if settings.kind == "pachinko" else None
+    pooled = dataset.test_labels if settings.kind == "pachinko" and not settings.test else dataset.test_labels[:0]
     pool = splits.Pool(
         settings.kind,
         seed,
-        dataset.train_labels[kept],
+        np.concatenate([dataset.train_labels[kept], pooled]),
         dataset.classes,
         None if features is None else lambda: features()[kept],
         None if column is None else column[kept],
         None if attribute is None else attribute[kept],
         dataset.attribute_names,
         dataset.class_names,
+        superclasses,
     )
+    owners = kind.owners(settings, pool)
     owner = np.full(total, -1, dtype=np.int64)
-    owner[kept] = kind.owners(settings, pool)
+    owner[kept] = owners[: len(kept)]
+    if len(pooled):
+        test = Ownership.of_owners(owners[len(kept) :], len(names))
+    elif settings.test_split != "none":
+        test = Ownership.of_owners(splits.tested(settings, pool, _test_pool(pool, dataset)), len(names))
     strata = dataset.train_labels
     if attribute is not None:
         strata = strata * len(dataset.attribute_names) + attribute
@@ -175,6 +199,7 @@ def split(
         settings={
             "kind": settings.kind,
             **{key: getattr(settings, key) for key in kind.reads},
+            **settings.model_dump(include={"balance", "test_split"}, exclude_defaults=True),
             "validation": settings.validation,
             "test": settings.test,
             "seed": seed,
@@ -190,7 +215,25 @@ def _canonical(settings: Partition) -> Partition:
             "expected a sum below 1, so that rows are left to train on; lower one of them"
         )
     if known(settings.kind) in _ALIASES:
-        return settings.model_copy(update={"kind": "shards", "classes_per_client": _ALIASES[settings.kind]})
+        settings = settings.model_copy(update={"kind": "shards", "classes_per_client": _ALIASES[settings.kind]})
+    if settings.balance and settings.kind != "dirichlet":
+        raise FedkeelError(
+            f"partition.balance goes with partition.kind = 'dirichlet' only, not with {settings.kind!r}; switch it off"
+        )
+    asked = settings.test_split
+    if asked == "none":
+        return settings
+    if settings.test:
+        raise FedkeelError(
+            f"partition.test_split = {asked!r} deals the source's test rows to the clients, partition.test = "
+            f"{settings.test:g} keeps training rows for testing instead: set one of them only"
+        )
+    if asked not in PARTITIONS[settings.kind].test_splits:
+        fitting = ", ".join(name for name, kind in PARTITIONS.items() if asked in kind.test_splits)
+        raise FedkeelError(
+            f"partition.test_split = {asked!r} does not go with partition.kind = {settings.kind!r}, only with "
+            f"{fitting}; set it to 'none'"
+        )
     return settings
 
 
@@ -233,6 +276,15 @@ def _attribute(dataset: Dataset) -> np.ndarray:
             "column (data.attribute_column says its name; in an npz file the array attribute) or choose another kind"
         )
     return dataset.train_attribute
+
+
+def _superclasses(dataset: Dataset) -> tuple[int, ...]:
+    if dataset.superclasses is None:
+        raise FedkeelError(
+            f"partition.kind = 'pachinko' needs superclasses, and {dataset.name} has none: add such a column "
+            "(data.superclass_column says its name; in an npz file the array superclasses) or choose dirichlet"
+        )
+    return dataset.superclasses
 
 
 def _test_pool(pool: splits.Pool, dataset: Dataset) -> splits.Pool:

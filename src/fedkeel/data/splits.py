@@ -12,6 +12,11 @@ from fedkeel.config import Partition
 from fedkeel.errors import FedkeelError
 from fedkeel.rng import generator
 
+TRIES = 100
+"""How often a balanced Dirichlet split is drawn until nobody is empty."""
+FINE = 10.0
+"""Pachinko allocation's concentration over the classes of a superclass, in FedPuReL as in Reddi et al. 2021."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -29,6 +34,8 @@ class Pool:
     values: tuple[str, ...] = ()
     """The attribute of each row, as an index into its values."""
     class_names: tuple[str, ...] = ()
+    superclasses: tuple[int, ...] | None = None
+    """The superclass of each class."""
 
     def rng(self, *key: int | str) -> np.random.Generator:
         return generator(self.seed, "partition", self.kind, *key)
@@ -118,13 +125,125 @@ def _cuts(sizes: np.ndarray, clients: int, each: int, rng: np.random.Generator) 
 
 
 def dirichlet(settings: Partition, pool: Pool) -> np.ndarray:
-    """Per class: shares ~ Dir(alpha) over all clients, then a multinomial number of its rows to each."""
+    """Per class: shares ~ Dir(alpha) over all clients, then a multinomial number of its rows to each.
+
+    With ``balance``, only over the clients that hold fewer than N / K rows so far: the law of drawing shares for all,
+    setting those of the others to 0 and renormalising. Classes come in the order of their label; if somebody ends
+    without a row, everything is drawn again.
+    """
+    return _dirichlet(settings, pool)[0]
+
+
+def _dirichlet(settings: Partition, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """The owner of each row, and the shares (classes, clients) by which rows were dealt."""
+    if not settings.balance:
+        return _by_class_shares(settings, pool)
+    for attempt in range(TRIES):
+        owner, shares = _by_class_shares(settings, pool, "try", attempt)
+        if len(np.unique(owner)) == settings.clients:
+            return owner, shares
+    raise FedkeelError(
+        f"partition.kind = {pool.kind} with partition.balance: {len(pool.labels):,} rows could not be dealt so that "
+        f"each of {settings.clients} clients has one; raise partition.alpha, lower partition.clients or set balance off"
+    )
+
+
+def _by_class_shares(settings: Partition, pool: Pool, *key: int | str) -> tuple[np.ndarray, np.ndarray]:
     owner = np.empty(len(pool.labels), dtype=np.int64)
+    shares = np.zeros((pool.classes, settings.clients))
+    sizes = np.zeros(settings.clients, dtype=np.int64)
     for label, rows in pool.by_class():
-        rng = pool.rng("class", label)
-        counts = rng.multinomial(len(rows), dirichlet_shares(rng, settings.alpha, settings.clients))
+        rng = pool.rng(*key, "class", label)
+        room = sizes * settings.clients < len(pool.labels) if settings.balance else np.ones(len(sizes), dtype=bool)
+        shares[label, room] = dirichlet_shares(rng, settings.alpha, int(room.sum()))
+        counts = np.zeros_like(sizes)
+        counts[room] = rng.multinomial(len(rows), shares[label, room])
         owner[rng.permutation(rows)] = np.repeat(np.arange(settings.clients), counts)
+        sizes += counts
+    return owner, shares
+
+
+def tested(settings: Partition, pool: Pool, test: Pool) -> np.ndarray:
+    """The owner of each row of ``test`` as partition.test_split says, where ``pool`` was dealt out for training.
+
+    same: by the training rows' shares of each class; own: by shares of a further draw. Here the rows of a class are
+    dealt to the nearest whole number (largest remainder): the training rows' multinomial would add noise, and a client
+    that is due a row of a small class could go without. even: one row after the other, class by class, to one client
+    after the other, so that nobody has more than one row more than anybody else, of any class or in all. Rounding is
+    our choice. Rows of a class that has no training rows belong to nobody with "same".
+    """
+    owner = np.full(len(test.labels), -1, dtype=np.int64)
+    clients = np.arange(settings.clients)
+    if settings.test_split == "even":
+        turns = test.rng("turns").permutation(clients)
+        dealt = 0
+        for label, rows in test.by_class():
+            owner[test.rng("deal", label).permutation(rows)] = turns[(dealt + np.arange(len(rows))) % len(turns)]
+            dealt += len(rows)
+        return owner
+    _, shares = _dirichlet(settings, pool if settings.test_split == "same" else test)
+    for label, rows in test.by_class():
+        if shares[label].any():
+            counts = largest_remainder(len(rows) * shares[label])
+            owner[test.rng("deal", label).permutation(rows)] = np.repeat(clients, counts)
     return owner
+
+
+def pachinko(settings: Partition, pool: Pool) -> np.ndarray:
+    """Pachinko allocation: each client draws rows // clients rows, one after the other and without replacement.
+
+    A client's weights over superclasses are ~ Dir(alpha), over the classes of a superclass ~ Dir(10). A row is drawn as
+    superclass, then class, then one of the class's rows that are left. A class whose last row is gone is taken out and
+    the weights of its superclass are renormalised, a superclass likewise. What remains (less than one row for each
+    client) belongs to nobody.
+
+    This is the law of the loop over single rows, not an approximation: until a class runs out, the draws of a client
+    are independent and of one law. So they are drawn all at once and kept up to the one that takes a class's last row;
+    the rest is drawn again with the new weights. A class runs out once, so there are at most clients + classes draws.
+    """
+    assert pool.superclasses is not None  # split() has told the user already
+    each = len(pool.labels) // settings.clients
+    if not each:
+        raise FedkeelError(
+            f"partition.kind = 'pachinko' gives all clients as many rows, and there are {len(pool.labels)} for "
+            f"{settings.clients} clients; lower partition.clients"
+        )
+    _, group = np.unique(pool.superclasses, return_inverse=True)
+    left = np.bincount(pool.labels, minlength=pool.classes)
+    counts = np.zeros((settings.clients, pool.classes), dtype=np.int64)
+    for client in range(settings.clients):
+        rng = pool.rng("client", client)
+        coarse = np.zeros(group.max() + 1)
+        fine = rng.standard_gamma(FINE, size=pool.classes)  # Dir(10) once it is divided by the sum over a superclass
+        missing = each
+        while missing:
+            classes = np.where(left > 0, fine, 0)
+            within = np.bincount(group, weights=classes)
+            coarse[within == 0] = 0
+            if not coarse.any():
+                # At the start. Later only if all that had a weight is gone, as what was left had underflowed: what is
+                # left of a Dirichlet draw, renormalised, is a Dirichlet draw that does not depend on the rest.
+                coarse[within > 0] = dirichlet_shares(rng, settings.alpha, int(np.count_nonzero(within)))
+            coarse /= coarse.sum()
+            law = coarse[group] * classes / np.maximum(within, np.finfo(float).tiny)[group]
+            taken = _until_one_is_gone(rng.choice(pool.classes, size=missing, p=law / law.sum()), left)
+            counts[client] += taken
+            left -= taken
+            missing -= int(taken.sum())
+    owner = np.full(len(pool.labels), -1, dtype=np.int64)
+    for label, rows in pool.by_class():
+        dealt = np.repeat(np.arange(settings.clients), counts[:, label])
+        owner[pool.rng("class", label).permutation(rows)[: len(dealt)]] = dealt
+    return owner
+
+
+def _until_one_is_gone(drawn: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """How many of each class are drawn up to and with the first draw that takes the last one of a class."""
+    order = np.argsort(drawn, kind="stable")
+    label = drawn[order]
+    nth = np.arange(1, len(drawn) + 1) - np.searchsorted(label, label)
+    end = order[nth == left[label]].min(initial=len(drawn) - 1) + 1
+    return np.bincount(drawn[:end], minlength=len(left))
 
 
 def bernoulli_dirichlet(settings: Partition, pool: Pool) -> np.ndarray:

@@ -34,18 +34,11 @@ def train(method: Method, clients: Clients, client: int, visit: Visit) -> tuple[
 
 
 def step(method: Method, params: Tree, optimizer: torch.optim.Optimizer, batch: Batch, visit: Visit) -> None:
-    optimizer.zero_grad()
-    method.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
-    learnt = {name: value for name, value in params.items() if value.requires_grad}
-    detached = {name: value.detach() for name, value in learnt.items()}
-    grads = {name: gradient(value) for name, value in learnt.items()}
+    grads = method.gradients(params, batch, visit)
+    detached = {name: params[name].detach() for name in grads}
     for name, grad in method.adjust(grads, detached, batch, visit).items():
         params[name].grad = grad
     optimizer.step()
-
-
-def gradient(value: Tensor) -> Tensor:
-    return torch.zeros_like(value) if value.grad is None else value.grad
 
 
 def as_batch(x: Any, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch:

@@ -93,7 +93,7 @@ class LocalEngine:
 
     def stacks(self, method: Method, state: State, phase: Phase, cohort: Sequence[int]) -> Iterator[list[int]]:
         """The cohort in groups to work on at once, most steps first."""
-        if phase.epochs == 0 or method.reads == "inputs" or not cohort:
+        if phase.epochs == 0 or method.reads != "features" or not cohort:
             yield from ([client] for client in cohort)
             return
         trained = method.begin(first_of(self.visit(method, state, phase, 1, [cohort[0]])))
@@ -107,7 +107,7 @@ class LocalEngine:
     def work(self, method: Method, state: State, phase: Phase, round: int, group: list[int]) -> tuple[Tree, Tree]:
         """What the clients of a group do: (what they send, what they keep), both stacked."""
         visit = self.visit(method, state, phase, round, group)
-        if phase.epochs == 0 or method.reads == "inputs":
+        if phase.epochs == 0 or method.reads != "features":
             one, rows = first_of(visit), self.clients.measured(group[0], phase)
             if phase.epochs == 0:
                 sends, kept = method.measure(self.clients.x[rows], self.clients.y[rows], one)

@@ -87,12 +87,15 @@ class TestSets:
     def on_all(self, predict: Callable[[Tensor], Tensor]) -> list[float | None]:
         return self.each(evaluate(predict, self.x, self.y))
 
+    def own_rows(self, client: int) -> Tensor:
+        """Where the rows of a client's test set stand."""
+        if self.owned is None:  # rows of classes that the client does not hold have no weight
+            return torch.from_numpy(self.label_counts[client] > 0)[self.y].nonzero().flatten()
+        return torch.from_numpy(self.owned.of(client))
+
     def on_own(self, predict: Callable[[Tensor], Tensor], client: int) -> float | None:
         """The accuracy of one client's model on its own test set."""
-        if self.owned is None:  # rows of classes that the client does not hold have no weight
-            rows = torch.from_numpy(self.label_counts[client] > 0)[self.y].nonzero().flatten()
-        else:
-            rows = torch.from_numpy(self.owned.of(client))
+        rows = self.own_rows(client)
         if not len(rows):
             return None
         evaluation = evaluate(predict, self.x[rows], self.y[rows])

@@ -86,8 +86,8 @@ def linear_head(method: Method) -> LinearProbe:
     if isinstance(method, LinearProbe) and by_rows and any(stepping(method, round) for round in rounds):
         return method
     raise FedkeelError(
-        f"run.drift needs a linear head that is trained in steps on a mean over rows, method {method.name} has none: "
-        "set run.drift = false"
+        f"run.drift needs a dual encoder or a linear head that is trained in steps on a mean over rows, method "
+        f"{method.name} has none: set run.drift = false"
     )
 
 

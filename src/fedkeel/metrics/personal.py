@@ -108,6 +108,12 @@ class Personal:
         return rest
 
     @property
+    def abroad(self) -> bool:
+        """Whether models were tested on other clients' test sets, where there are such."""
+        several = (~np.isnan(self.matrix)).any(axis=0).sum() > 1
+        return bool(not several or not np.isnan(self.others).all())
+
+    @property
     def unchanged(self) -> Personal | None:
         """The same clients, each with the global model as it was before; None where there is no global model."""
         if self.before is None:
@@ -124,9 +130,9 @@ class Personal:
     def global_incl(self) -> Number:
         """Personal models, each on all clients' test sets, its own included: mean over test sets, then models.
 
-        As tabulated: 1/C^2 sum_i sum_j A[i, j]. Printed is ``global_excl``.
+        As tabulated: 1/C^2 sum_i sum_j A[i, j]. Printed is ``global_excl``. None where each was tested at home only.
         """
-        return _mean(_each(np.mean, self.matrix))
+        return _mean(_each(np.mean, self.matrix)) if self.abroad else None
 
     @property
     def global_excl(self) -> Number:

@@ -22,6 +22,11 @@ MINILM_TRANSFORM = f"{MINILM_TOKENS} tokens, mean pooling, unit length"
 MOST_TOKENS = 512
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
+ANY_ROW: dict[Kind, list[Any]] = {"texts": ["a"], "images": [np.zeros((32, 32, 3), dtype=np.uint8)]}
+"""A row of each kind, to see what a network makes of it."""
+
+Read = Callable[[list[Any], np.ndarray], dict[str, Any]]
+Apply = Callable[[dict[str, Any]], Any]
 
 
 def open_minilm() -> Encoder:
@@ -162,24 +167,31 @@ def _load(name: str, folder: Path, kind: Kind, pooling: Pooling, tokens: int, *,
         return torch.nn.functional.normalize(features, dim=1) if unit else features
 
     def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
-        order = _by_length(rows)
-        batches: list[np.ndarray] = []
-        for first in range(0, len(rows), BATCH):
-            positions = order[first : first + BATCH]
-            inputs = read([rows[i] for i in positions], positions)
-            try:
-                with torch.inference_mode():
-                    features = apply(inputs)
-            except (ValueError, RuntimeError, IndexError) as error:
-                raise FedkeelError(f"encoder {name} failed: {_first_line(error)}") from None
-            batches.append(features.numpy())
-        result = np.empty((len(rows), batches[0].shape[1] if batches else dim), dtype=np.float32)
-        result[order] = np.concatenate(batches) if batches else result
-        return result
+        return in_batches(name, read, apply, rows, dim)
 
     dim = 0
-    dim = encode(["a"] if kind == "texts" else [np.zeros((32, 32, 3), dtype=np.uint8)]).shape[1]
+    dim = encode(ANY_ROW[kind]).shape[1]
     return Model(dim, encode, model, apply, read)
+
+
+def in_batches(name: str, read: Read, apply: Apply, rows: Sequence[Any] | np.ndarray, dim: int) -> np.ndarray:
+    """What a network makes of rows: (rows, dim), where dim matters only if there are no rows."""
+    import torch
+
+    order = _by_length(rows)
+    batches: list[np.ndarray] = []
+    for first in range(0, len(rows), BATCH):
+        positions = order[first : first + BATCH]
+        inputs = read([rows[i] for i in positions], positions)
+        try:
+            with torch.inference_mode():
+                features = apply(inputs)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise FedkeelError(f"encoder {name} failed: {_first_line(error)}") from None
+        batches.append(features.numpy())
+    result = np.empty((len(rows), batches[0].shape[1] if batches else dim), dtype=np.float32)
+    result[order] = np.concatenate(batches) if batches else result
+    return result
 
 
 def _first_line(error: Exception) -> str:
@@ -195,7 +207,7 @@ def _by_length(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
     return np.arange(len(rows))
 
 
-def _texts(tokenizer: Any, model: Any, tokens: int) -> Callable[[list[Any], np.ndarray], dict[str, Any]]:
+def _texts(tokenizer: Any, model: Any, tokens: int) -> Read:
     # SigLIP was trained on texts padded to full length and has no mask: other padding gives other features.
     padding = "max_length" if "siglip" in model.config.model_type else True
 
@@ -211,7 +223,7 @@ def _texts(tokenizer: Any, model: Any, tokens: int) -> Callable[[list[Any], np.n
     return read
 
 
-def _images(processor: Any) -> Callable[[list[Any], np.ndarray], dict[str, Any]]:
+def _images(processor: Any) -> Read:
     def read(rows: list[Any], positions: np.ndarray) -> dict[str, Any]:
         images: list[Image.Image] = [open_image(row, int(i)) for row, i in zip(rows, positions, strict=True)]
         return {"pixel_values": processor(images=images, return_tensors="pt")["pixel_values"]}
@@ -219,7 +231,7 @@ def _images(processor: Any) -> Callable[[list[Any], np.ndarray], dict[str, Any]]
     return read
 
 
-def _pool(name: str, model: Any, kind: Kind, pooling: Pooling, pooled: bool) -> Callable[[dict[str, Any]], Any]:
+def _pool(name: str, model: Any, kind: Kind, pooling: Pooling, pooled: bool) -> Apply:
     """How inputs become one vector per row; auto takes what each family of models was made for."""
     if hasattr(model, "get_image_features") and hasattr(model, "get_text_features"):
         tower = model.get_image_features if kind == "images" else model.get_text_features

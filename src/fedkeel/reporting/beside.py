@@ -49,12 +49,13 @@ def measured(claim: Claim, runs: Sequence[Ran]) -> Ours | None:
         value = _value(claim, ran, runs) if ran.record.end else None
         if value is not None:
             values.setdefault(ran.record.seed, []).append(value)
-    means = [statistics.fmean(found) for found in values.values() if len(found) == len(claim.partitions)]
+    means = [statistics.fmean(found) for found in values.values() if len(found) == max(1, len(claim.partitions))]
     return Ours(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None) if means else None
 
 
 def _made_for(claim: Claim, runs: Iterable[Ran]) -> list[Ran]:
-    return [r for r in runs if r.method == claim.method and r.partition in claim.partitions and r.has(claim.where)]
+    mine = [ran for ran in runs if ran.method == claim.method and ran.has(claim.where)]
+    return [ran for ran in mine if not claim.partitions or ran.partition in claim.partitions]
 
 
 def _value(claim: Claim, ran: Ran, runs: Sequence[Ran]) -> float | None:
@@ -211,6 +212,8 @@ def _method(claim: Claim) -> str:
 
 
 def _split(partitions: Sequence[str]) -> str:
+    if not partitions:
+        return "any"
     return partitions[0] if len(partitions) == 1 else "non\u2011IID"  # not to be broken at the hyphen
 
 

@@ -16,7 +16,7 @@ import tomli_w
 
 from fedkeel.errors import FedkeelError
 from fedkeel.events import Record
-from fedkeel.reporting import diagnostics, personal, plots
+from fedkeel.reporting import balance, diagnostics, personal, plots
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
 
@@ -110,7 +110,7 @@ def book(title: str, about: str, command: str, notes: Sequence[str], opening: st
 
 
 def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") -> Iterable[str]:
-    """Results, curves, splits, personal models, drift, features, cost and refusals of some runs."""
+    """Results, curves, splits, balance, personal models, drift, features, cost and refusals of some runs."""
     rows, look = summary_rows(records), Look.of(found)
     together = _curves(found, found, look) if len(found) <= MOST_LINES else []
     yield _key_figures(rows)
@@ -118,6 +118,7 @@ def _story(records: Sequence[Record], found: Sequence[Group], more: str = "") ->
     yield _section("Results", summary_html(rows), _results_note(rows, records), more)
     yield _section("Round by round", _cards(together)) if together else ""
     yield from (_partition(name, found, look) for name in dict.fromkeys(group.partition for group in found))
+    yield _balance(found, look)
     yield _personal(found)
     yield _drift(found, look)
     yield _geometry(found)
@@ -258,7 +259,7 @@ def _curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[P
         return []
     draws = [(plots.retained_curves, twinned), (plots.accuracy_curves, begun)]
     if len(look.methods) > 1:
-        draws.append((plots.traffic_curves, begun))
+        draws.append((plots.traffic_curves, [group for group in begun if group.traffic().any()]))
     parts = [(draw, [group for group in among if group in part], among) for draw, among in draws]
     return [draw(mine, look, among) for draw, mine, among in parts if mine]
 
@@ -280,6 +281,12 @@ def _partition(name: str, found: Sequence[Group], look: Look) -> str:
     if waiting:
         note = f"<p class='note'>Accuracy by class and client follows when {escape(_list(waiting))} has finished.</p>"
     return _section(f"Split: {name}", _cards(pictures), note)
+
+
+def _balance(found: Sequence[Group], look: Look) -> str:
+    """How frequent and rare classes are served, where there are such or the model knew all of them before."""
+    parts = [part if isinstance(part, str) else _cards(part) for part in balance.parts(found, look)]
+    return _section("Balance", *parts) if parts else ""
 
 
 def _personal(found: Sequence[Group]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedkeel.events import Record, personalised
 from fedkeel.grid import Variant
+from fedkeel.metrics.balance import GROUPS, Balance
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting.tables import summary_row
 
@@ -118,6 +119,17 @@ def _models(record: Record) -> Personal | None:
     return Personal.of_matrix([everywhere] * len(everywhere))
 
 
+def _balance(model: str, what: str) -> Callable[[Ran], float | None]:
+    """Of the global model (gm) or the personal ones (pm) one of the numbers of ``metrics.balance``, in percent."""
+
+    def value(ran: Ran) -> float | None:
+        scores = getattr(Balance.of(ran.record), model)
+        number = None if scores is None else getattr(scores, what)
+        return None if number is None else 100 * float(number)
+
+    return value
+
+
 METRICS: dict[str, Metric] = {
     "retained": Metric("R(final), %", 1, lambda ran: ran.row["retained"]),
     "accuracy": Metric("Accuracy, %", 2, _scaled("accuracy", 100)),
@@ -143,7 +155,12 @@ METRICS: dict[str, Metric] = {
     "c_std": Metric("C-Std (over all test sets), %", 2, _personal("c_std")),
     "worst": Metric("Worst (of the others' test sets), %", 2, _personal("worst")),
     "average_lgw": Metric("Average (Local, Global, Worst), %", 2, _personal("average_lgw")),
+    "gm": Metric("GM, %", 2, _balance("gm", "overall")),
+    "pm": Metric("PM, %", 2, _balance("pm", "overall")),
+    **{f"{m}_{g}": Metric(f"{m.upper()}, {g}, %", 2, _balance(m, g)) for m in ("gm", "pm") for g in GROUPS},
+    "gm_balance": Metric("GM, balancedness, %", 2, _balance("gm", "beta")),
+    "pm_balance": Metric("PM, balancedness, %", 2, _balance("pm", "beta")),
 }
 HEADLINE = {"retained", "accuracy", "decline", "alignment", "intra_distance", "inter_distance", "ratio_distance"}
-HEADLINE |= {"local", "global_incl", "average_lgw"}
+HEADLINE |= {"local", "global_incl", "average_lgw", "gm", "pm", "gm_balance", "pm_balance"}
 """What a terminal shows; the page has everything."""

@@ -41,7 +41,9 @@ def at_home(ways: Sequence[Way], where: str) -> Picture | None:
 
 
 def everywhere(ways: Sequence[Way], where: str) -> Picture | None:
-    """Each client's model on the test sets of all clients, likewise."""
+    """Each client's model on the test sets of all clients, likewise; None where it was tested at home only."""
+    if not all(personal.abroad for way in ways for personal in way.seeds):
+        return None
     return _dots(
         ways, lambda personal: _row_means(personal.matrix), _everywhere_before,
         f"All test sets, client by client: before and after{where}",
@@ -55,7 +57,7 @@ def heat_map(way: Way, where: str) -> Picture | None:
     alike = _alike(way.seeds)
     matrix = 100 * np.mean([personal.matrix for personal in alike], axis=0)
     names, owners = alike[0].names, alike[0].clients
-    if len(names) > MOST_MAPPED or len(names) < 2:
+    if len(names) > MOST_MAPPED or len(names) < 2 or not alike[0].abroad:
         return None
 
     def paint(axes: Axes) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fedkeel.reporting.papers.fedpurel as fedpurel
 import fedkeel.reporting.papers.lp_ft as lp_ft
 import fedkeel.reporting.papers.ova_lp as ova_lp
 from fedkeel.reporting.papers.claims import Paper, Source
 
-PAPERS: dict[str, Paper] = {"ova-lp": ova_lp.PAPER, "lp-ft": lp_ft.PAPER}
-RECIPES: dict[str, tuple[Source, ...]] = {**ova_lp.RECIPES, **lp_ft.RECIPES}
+PAPERS: dict[str, Paper] = {"ova-lp": ova_lp.PAPER, "lp-ft": lp_ft.PAPER, "fedpurel": fedpurel.PAPER}
+RECIPES: dict[str, tuple[Source, ...]] = {**ova_lp.RECIPES, **lp_ft.RECIPES, **fedpurel.RECIPES}
 """Figures and tables by the recipe that shows them."""

@@ -30,7 +30,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Claim:
-    """One number of a paper: what was measured, for which runs. Several partitions: the mean over them."""
+    """One number of a paper: what was measured, for which runs.
+
+    Several partitions: the mean over them. None: the one that ``where`` lets pass, whatever it is called.
+    """
 
     metric: str
     """a key of ``beside.METRICS``"""

@@ -1,0 +1,251 @@
+"""Two towers that share a space: one reads items, the other the names of their classes, and their cosine is the logit.
+
+CLIP is such a pair; a sentence encoder that reads posts and class names alike is another. Without any training the pair
+classifies: logits z = scale * item feature . class feature, where the class feature is that of a template such as
+"a photo of a {}." filled with the name (zero-shot). What methods tune is handed in with every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedkeel.config import Data
+from fedkeel.data.dataset import Kind
+from fedkeel.errors import FedkeelError
+from fedkeel.models.encoders import Model, open_named
+
+TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}
+"""What ``template = "auto"`` stands for."""
+SCALE = 20.0
+"""Of a pair whose model has no logit scale of its own: sentence encoders, which are trained with about this one."""
+REMEMBERED = 64
+"""Sets of class features that are kept while nothing is trained."""
+
+
+@dataclass(frozen=True)
+class Dual:
+    """The class-name tower, ready for soft prompts, and what both towers share."""
+
+    encoder: str
+    class_names: tuple[str, ...]
+    scale: float
+    zero_shot: Tensor
+    """(classes, d): the features of the filled template, unit length"""
+    tower: Model
+    load: Callable[[], Model]
+    upper: Any = None
+    """the part of the item tower that a method tunes, if it does"""
+    _known: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int:
+        return self.zero_shot.shape[1]
+
+    @property
+    def width(self) -> int:
+        """The length of a token's vector in the class-name tower."""
+        return int(self._embedding.weight.shape[1])
+
+    def twin(self) -> Dual:
+        """The same with a tower of its own, so that another thread may use it."""
+        upper = None if self.upper is None else self.upper.twin()
+        return replace(self, tower=self.load(), upper=upper, _known={})
+
+    def words(self, text: str) -> Tensor:
+        """The token vectors of some words: where a soft prompt may start."""
+        first, ids = self._first, self._ids([text])[0]
+        count = self._length(text) - self._length("a") + 1
+        found: Tensor = self._embedding.weight[ids[first : first + count]].detach().clone()
+        return found
+
+    def _length(self, text: str) -> int:
+        """In tokens, without what a text is ended or filled up with."""
+        ids = self._ids([text])[0]
+        return int(ids.ne(ids[-1]).sum())
+
+    def class_features(self, context: Tensor) -> Tensor:
+        """(classes, d), unit length, of soft tokens (n, width) before each name; of a stack of them (m, classes, d).
+
+        Nothing is computed twice for the same tokens while no gradient is asked for.
+        """
+        if context.requires_grad and torch.is_grad_enabled():
+            return self._class_features(context)
+        key = sha256(context.detach().contiguous().numpy().tobytes()).hexdigest() + str(tuple(context.shape))
+        if key not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            with torch.inference_mode(False), torch.no_grad():  # a later step may need them in its backward pass
+                self._known[key] = self._class_features(context)
+        return self._known[key]
+
+    def _class_features(self, context: Tensor) -> Tensor:
+        stacked = context.reshape(-1, *context.shape[-2:])
+        groups = self._prompted(stacked.shape[1])
+        parts = [self._of_some(stacked, inputs).view(len(stacked), len(which), -1) for which, inputs in groups]
+        in_order = torch.cat([which for which, _ in groups]).argsort()
+        return torch.cat(parts, dim=1)[:, in_order].view(*context.shape[:-2], len(self.class_names), -1)
+
+    def _of_some(self, stacked: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Features of every name with every prompt (prompts x names, d)."""
+        prompts, tokens = stacked.shape[:2]
+        every = stacked.repeat_interleave(len(inputs["input_ids"]), 0)
+        first = self._first
+
+        def put_in(module: Any, args: Any, output: Tensor) -> Tensor:
+            return torch.cat([output[:, :first], every, output[:, first + tokens :]], dim=1)
+
+        hook = self._embedding.register_forward_hook(put_in)
+        try:
+            assert self.tower.apply is not None
+            repeated = {name: value.repeat(prompts, 1) for name, value in inputs.items()}
+            return normalize(self.tower.apply(repeated), dim=-1)
+        finally:
+            hook.remove()
+
+    def _prompted(self, tokens: int) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """The names behind as many one-token words as a soft prompt has tokens; the words' vectors are replaced.
+
+        In two groups, the shorter names and the longer ones, cut so that both together hold least padding.
+        """
+        whole = self._read([" ".join(["a"] * tokens + [name]) for name in self.class_names])
+        if "attention_mask" not in whole:  # of a model that reads its padding
+            return [(torch.arange(len(self.class_names)), whole)]
+        lengths, order = whole["attention_mask"].sum(1).sort()
+        count = torch.arange(1, len(order) + 1)
+        size = count * lengths + (len(order) - count) * lengths[-1]
+        groups = [group for group in order.tensor_split([int(size.argmin()) + 1]) if len(group)]
+        longest = [int(whole["attention_mask"][group].sum(1).max()) for group in groups]
+        return [
+            (group, {name: value[group, :most] for name, value in whole.items()})
+            for group, most in zip(groups, longest, strict=True)
+        ]
+
+    @cached_property
+    def _embedding(self) -> Any:
+        network = self.tower.network
+        return getattr(network, "text_model", network).get_input_embeddings()
+
+    @cached_property
+    def _first(self) -> int:
+        """Where the first word of a text stands, after what the tokenizer puts before it."""
+        one, other = self._ids(["a"])[0], self._ids(["the"])[0]
+        return int((one[: len(other)] != other[: len(one)]).nonzero()[0])
+
+    def _ids(self, texts: list[str]) -> Tensor:
+        ids: Tensor = self._read(texts)["input_ids"]
+        return ids
+
+    def _read(self, texts: list[str]) -> dict[str, Tensor]:
+        assert self.tower.read is not None
+        return self.tower.read(texts, np.arange(len(texts)))
+
+
+@dataclass(frozen=True)
+class Items:
+    """Rows for a dual encoder, picked but not copied: indexing picks among them, as with a tensor of features."""
+
+    dual: Dual
+    held: Mapping[str, tuple[Any, Tensor]]
+    """arrays with a row per item, such as "features", each with the rows of it that are picked"""
+
+    def __len__(self) -> int:
+        return len(self.held["features"][1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.dual.dim
+
+    def __getitem__(self, which: Tensor | np.ndarray | slice) -> Items:
+        return replace(self, held={name: (array, index[which]) for name, (array, index) in self.held.items()})
+
+    def get(self, name: str) -> Tensor:
+        """The picked rows of an array, in float32."""
+        array, index = self.held[name]
+        if isinstance(array, Tensor):
+            return array[index]
+        return torch.from_numpy(np.asarray(array[index.numpy()], dtype=np.float32))
+
+    def having(self, name: str, values: Tensor) -> Items:
+        """With one more array, whose rows are those of the picked items."""
+        return replace(self, held={**self.held, name: (values, torch.arange(len(values)))})
+
+    @property
+    def features(self) -> Tensor:
+        """Of the frozen item tower, unit length."""
+        return self.get("features")
+
+    @property
+    def zero_shot(self) -> Tensor:
+        """Zero-shot logits z."""
+        return self.logits(self.features, self.dual.zero_shot)
+
+    def logits(self, items: Tensor, classes: Tensor) -> Tensor:
+        """scale * cosine, of unit features of these items and of the classes."""
+        return self.dual.scale * items @ classes.T
+
+    def twin(self) -> Items:
+        return replace(self, dual=self.dual.twin())
+
+    def parts(self, size: int) -> Iterator[Items]:
+        for first in range(0, len(self), size):
+            yield self[first : first + size]
+
+
+def open_dual(
+    encoder: str,
+    data: Data,
+    kind: Kind,
+    class_names: Sequence[str],
+    source: str,
+    template: str = "auto",
+    scale: float | None = None,
+) -> Dual:
+    """The pair of towers that an encoder's name stands for, with the class names read."""
+    _must_be_named(class_names, source)
+    if kind == "features":
+        raise FedkeelError(
+            f"{source} holds features, which no second tower can read: give images or texts, and a model of two towers"
+        )
+    if not encoder.startswith(("minilm", "hf:")):
+        raise FedkeelError(
+            f"encoder {encoder} has one tower and reads no class names: set data.encoder to a model of two, such as "
+            "hf:openai/clip-vit-base-patch16 or hf:FOLDER for images, or to minilm for texts"
+        )
+    names = open_named(encoder, data.pooling, "texts", [], f"the class names of {source}")
+    tower = names.model
+    paired = hasattr(tower.network, "get_image_features")
+    if kind == "images" and not paired:
+        raise FedkeelError(
+            f"encoder {encoder} has no tower for images beside the one for texts: set data.encoder to a model of two, "
+            "such as hf:openai/clip-vit-base-patch16 or hf:FOLDER"
+        )
+    if scale is None:
+        own = getattr(tower.network, "logit_scale", None)
+        scale = SCALE if own is None else float(own.detach().exp())
+    filled = [(TEMPLATES[kind] if template == "auto" else template).format(name) for name in class_names]
+    features = normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
+    return Dual(encoder, tuple(class_names), scale, features, tower, names.load)
+
+
+def _must_be_named(class_names: Sequence[str], source: str) -> None:
+    if all(name.strip().lstrip("-").isdecimal() for name in class_names):
+        raise FedkeelError(
+            f"{source} has no class names, only numbers such as {class_names[0]}, and a dual encoder classifies by "
+            "names: give them in the labels (csv, folders) or as the array class_names (npz)"
+        )
+
+
+def items(dual: Dual, features: np.ndarray | Tensor, **more: Any) -> Items:
+    """Rows with their features, and other arrays that a method needs, all of them picked."""
+    unit = normalize(torch.from_numpy(np.asarray(features, dtype=np.float32).copy()), dim=-1)
+    every = torch.arange(len(unit))
+    return Items(dual, {name: (array, every) for name, array in {"features": unit, **more}.items()})

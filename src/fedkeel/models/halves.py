@@ -1,0 +1,173 @@
+"""A transformer in two halves: what comes out of the blocks below a cut is kept, the blocks above it run in every step.
+
+The lower half turns rows into the hidden states before the first block of the upper one, flat, with zeros where a text
+has no more tokens. The upper half turns these into features, as the whole network would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeel.data.dataset import Kind
+from fedkeel.errors import FedkeelError
+from fedkeel.models.backbone import TOWERS
+from fedkeel.models.encoders import Encoder, Model
+from fedkeel.models.transformers_encoder import ANY_ROW, Apply, Read, in_batches
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of the tower that reads rows of a kind, in a network that may have another tower beside."""
+
+    encoder: str
+    network: nn.Module
+    tower: Any
+    name: str
+    """of the list of blocks in the network"""
+
+    @classmethod
+    def of(cls, encoder: Encoder, network: nn.Module) -> Blocks:
+        tower_name = TOWERS[encoder.kind].removesuffix(".")
+        tower = getattr(network, tower_name, network)
+        for name, module in tower.named_modules():
+            if isinstance(module, nn.ModuleList) and any(isinstance(part, nn.Linear) for part in module.modules()):
+                whole = name if tower is network else f"{tower_name}.{name}"
+                return cls(encoder.name, network, tower, whole)
+        raise FedkeelError(
+            f"encoder {encoder.name} is no transformer: it has no list of blocks with linear layers; set data.encoder "
+            "to one that has, such as minilm or an hf: model"
+        )
+
+    @property
+    def list(self) -> nn.ModuleList:
+        found = self.network.get_submodule(self.name)
+        assert isinstance(found, nn.ModuleList)
+        return found
+
+    def linear(self, block: int) -> dict[str, nn.Linear]:
+        """The linear layers of a block, by their names in it."""
+        parts = self.list[block].named_modules()
+        return {name: module for name, module in parts if isinstance(module, nn.Linear)}
+
+    def keep(self, which: slice) -> None:
+        """Leave only these blocks in the network."""
+        parent, _, last = self.name.rpartition(".")
+        setattr(self.network.get_submodule(parent), last, self.list[which])
+
+
+def cut_texts(read: Read, kind: Kind, tokens: int) -> Read:
+    """Reads no more than so many tokens of a text."""
+    if kind != "texts":
+        return read
+    return lambda rows, positions: {name: value[:, :tokens] for name, value in read(rows, positions).items()}
+
+
+def whole_tower(item: Encoder, tokens: int) -> Encoder:
+    """The item tower that reads no more than so many tokens of a text."""
+
+    def load() -> Model:
+        model = item.model
+        assert model.read is not None
+        assert model.apply is not None
+        return _encoding(item, cut_texts(model.read, item.kind, tokens), model.apply)
+
+    return Encoder(item.name, item.kind, item.weights, f"{item.transform}, first {tokens} tokens", load)
+
+
+def lower_half(item: Encoder, first: int, tokens: int) -> Encoder:
+    """The hidden states of rows before a block of the item tower: (rows, tokens x width), zero where no token is.
+
+    Of a text no more than so many tokens are read; an image has as many as the tower makes of it.
+    """
+
+    def load() -> Model:
+        model = item.load()
+        read, apply, blocks = model.read, model.apply, Blocks.of(item, model.network)
+        assert read is not None
+        assert apply is not None
+        seen: list[Tensor] = []
+        blocks.list[first].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        blocks.keep(slice(first + 1))
+
+        def hidden(inputs: dict[str, Tensor]) -> Tensor:
+            seen.clear()
+            apply(inputs)
+            states = seen[0]
+            if item.kind == "texts":
+                states = states * inputs["attention_mask"].unsqueeze(2)
+                states = nn.functional.pad(states, (0, 0, 0, tokens - states.shape[1]))
+            return states.flatten(1)
+
+        return _encoding(item, cut_texts(read, item.kind, tokens), hidden)
+
+    which = f"first {tokens} tokens, " if item.kind == "texts" else ""
+    return Encoder(item.name, item.kind, item.weights, f"{item.transform}, {which}before block {first}", load)
+
+
+def _encoding(item: Encoder, read: Read, apply: Apply) -> Model:
+    def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+        return in_batches(item.name, read, apply, rows, dim)
+
+    dim = 0
+    dim = encode(ANY_ROW[item.kind]).shape[1]
+    return Model(dim, encode, None, apply, read)
+
+
+class UpperHalf(nn.Module):
+    """The item tower from a block on: what ``lower_half`` gives in, the tower's features out."""
+
+    def __init__(self, item: Encoder, model: Model, first: int) -> None:
+        """Takes the model over: the blocks below are taken out of its network."""
+        super().__init__()
+        assert model.read is not None
+        assert model.apply is not None
+        self.kind, self._tower = item.kind, model.apply
+        self.network: nn.Module = model.network
+        self.blocks = Blocks.of(item, self.network)
+        self._states = torch.empty(0)
+        try:
+            whole, below = self._look(model.read(ANY_ROW[item.kind], np.arange(1)), first)
+            self.width = below.shape[-1]
+            self._cut(first)
+            with torch.no_grad():
+                agrees = torch.allclose(self(below.flatten(1)), whole, rtol=1e-3, atol=1e-4)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # of a network of another make
+            agrees = False
+        if not agrees:
+            raise FedkeelError(
+                f"encoder {item.name} cannot be cut before block {first}: its blocks need more than hidden states and "
+                "a mask; set data.encoder to another one, such as minilm, a BERT or a CLIP"
+            )
+
+    def _look(self, inputs: dict[str, Tensor], first: int) -> tuple[Tensor, Tensor]:
+        """(a row's features by the whole tower, its hidden states before the cut)"""
+        seen: list[Tensor] = []
+        hook = self.blocks.list[first].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        with torch.no_grad():
+            features = self._tower(inputs)
+        hook.remove()
+        return features, seen[0]
+
+    def _cut(self, first: int) -> None:
+        """The embeddings give the hidden states; what other layers do to them before the first block is undone."""
+        self.blocks.keep(slice(first, None))
+        self.blocks.tower.embeddings.forward = lambda *args, **kwargs: self._states
+        self.blocks.list[0].register_forward_pre_hook(lambda module, args: (self._states, *args[1:]))
+
+    def forward(self, below: Tensor) -> Tensor:
+        states = below.reshape(len(below), -1, self.width)
+        inputs = {"pixel_values": states}  # not looked at: the embeddings give the states
+        if self.kind == "texts":
+            real = states.ne(0).any(2)
+            longest = int(real.sum(1).max())
+            states, mask = states[:, :longest], real[:, :longest].long()
+            inputs = {"input_ids": mask, "attention_mask": mask}
+        self._states = states
+        features: Tensor = self._tower(inputs)
+        return features

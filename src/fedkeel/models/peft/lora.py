@@ -1,0 +1,131 @@
+"""LoRA in the item tower: a frozen linear layer W_0 becomes W_0 + (alpha / sqrt(rank)) B A.
+
+Hu et al., LoRA, ICLR 2022, scaled as rsLoRA (Kalajdzievski, 2023) does it. As in FedPuReL's released code the queries,
+keys and values of the item tower are adapted, A starts uniform within 1 / sqrt(in) (Kaiming's with a = sqrt(5)), B at
+zero, and class features are those of the template. That code has dropout of 0.25 before A; here there is none (our
+choice: every random draw belongs to a key).
+
+Blocks below the first adapted one never change, so what comes out of them is computed once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedkeel.errors import FedkeelError
+from fedkeel.models.backbone import QUERY, VALUE
+from fedkeel.models.dual import Dual, Items
+from fedkeel.models.encoders import Encoder
+from fedkeel.models.halves import Blocks, UpperHalf, lower_half, whole_tower
+from fedkeel.models.peft.module import Module
+from fedkeel.rng import generator
+from fedkeel.tree import Tree
+
+KEY = ("key", "k_proj", "k_lin")
+BELOW = "below"
+
+
+class Lora(Module):
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    """what LoRA adds counts alpha / sqrt(rank) times"""
+    targets: tuple[str, ...] = ()
+    """names of the linear layers to adapt, such as query or fc1; none: queries, keys and values"""
+    blocks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """of the item tower, from 0, in which layers are adapted; none: all"""
+    text_tokens: int = Field(128, ge=1)
+    """how much of a text LoRA reads, zero-shot features included"""
+
+    @property
+    def first(self) -> int:
+        """The first adapted block."""
+        return min(self.blocks, default=0)
+
+    def encoders(self, item: Encoder) -> dict[str, Encoder]:
+        below = {BELOW: lower_half(item, self.first, self.text_tokens)}
+        return below | ({"features": whole_tower(item, self.text_tokens)} if item.kind == "texts" else {})
+
+    def upper(self, item: Encoder) -> Adapted:
+        return Adapted(item, self)
+
+    def fresh(self, dual: Dual, seed: int) -> Tree:
+        shapes: dict[str, tuple[int, int]] = dual.upper.shapes
+        factors: Tree = {}
+        for name, (into, out) in shapes.items():
+            drawn = generator(seed, "lora", name).uniform(-(into**-0.5), into**-0.5, (self.rank, into))
+            factors[f"A.{name}"] = torch.from_numpy(drawn).float()
+            factors[f"B.{name}"] = torch.zeros(out, self.rank)
+        return factors
+
+    def logits(self, params: Tree, x: Items) -> Tensor:
+        features = x.dual.upper.features(params, x.get(BELOW))
+        return x.logits(normalize(features, dim=-1), x.dual.zero_shot)
+
+    def layers(self, blocks: Blocks) -> dict[str, tuple[int, int]]:
+        """(in, out) of the layers to adapt, by block and name: "5.attention.self.query"."""
+        count = len(blocks.list)
+        if self.blocks and max(self.blocks) >= count:
+            raise FedkeelError(
+                f"method.blocks = {max(self.blocks)}: the item tower of encoder {blocks.encoder} has {count} blocks, "
+                f"expected 0 to {count - 1}"
+            )
+        chosen = sorted(set(self.blocks)) or range(count)
+        linear = {f"{block}.{name}": layer for block in chosen for name, layer in blocks.linear(block).items()}
+        ends = self.targets or QUERY + KEY + VALUE
+        found = {name: layer for name, layer in linear.items() if name.endswith(tuple(f".{end}" for end in ends))}
+        lost = [end for end in ends if not any(name.endswith(f".{end}") for name in found)]
+        if not found or (self.targets and lost):
+            there = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            asked = ", ".join(lost if self.targets else ("query, key, value",))
+            raise FedkeelError(
+                f"method.targets: no linear layer of encoder {blocks.encoder} is called {asked}; its blocks have "
+                f"{', '.join(there)}: choose among them"
+            )
+        return {name: (layer.in_features, layer.out_features) for name, layer in found.items()}
+
+
+class Adapted(UpperHalf):
+    """The item tower from the first adapted block on. What is trained is handed in with every call."""
+
+    def __init__(self, item: Encoder, lora: Lora) -> None:
+        model = item.load()
+        shapes = lora.layers(Blocks.of(item, model.network))
+        super().__init__(item, model, lora.first)
+        self.item, self.lora, self.shapes = item, lora, shapes
+        self._paths = {name: f"{self.blocks.name}.{self._moved(name)}" for name in shapes}
+        _inject(self.network, lora, list(self._paths.values()))
+
+    def _moved(self, name: str) -> str:
+        """A layer's name in what is left of the list of blocks."""
+        block, _, rest = name.partition(".")
+        return f"{int(block) - self.lora.first}.{rest}"
+
+    def twin(self) -> Adapted:
+        """The same in memory of its own, so that another thread may use it."""
+        return Adapted(self.item, self.lora)
+
+    def features(self, params: Tree, below: Tensor) -> Tensor:
+        """Of rows whose hidden states below the first adapted block are given."""
+        weights = {
+            f"network.{path}.lora_{factor}.default.weight": params[f"{factor}.{name}"]
+            for name, path in self._paths.items()
+            for factor in "AB"
+        }
+        found: Tensor = torch.func.functional_call(self, weights, (below,))
+        return found
+
+
+def _inject(network: torch.nn.Module, lora: Lora, targets: list[str]) -> None:
+    """Put peft's LoRA layers around the targets, without memory for their factors."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise FedkeelError('LoRA needs the package peft: pip install "fedkeel[lora]"') from None
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, use_rslora=True, target_modules=targets)
+    inject_adapter_in_model(config, network, low_cpu_mem_usage=True)
+    network.eval().requires_grad_(False)
