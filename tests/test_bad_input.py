@@ -63,3 +63,38 @@ def test_a_noise_ratio_outside_of_0_and_1(tmp_path: Path, ratio: float) -> None:
 
 def test_an_encoder_that_is_no_transformer(tmp_path: Path) -> None:
     refused(tmp_path, "encoder cnn is no transformer", method={"name": "lora"})
+
+
+POSTS = {"source": "newsgroups20", "limit": 200}
+DUAL_MISTAKES = {
+    "numbers for names": (DIGITS, {}, r"digits has no class names, only numbers such as 0"),
+    "no place for the name": (POSTS, {"template": "a post"}, r"method.template is 'a post': a template has one \{\}"),
+    "one tower": ({**POSTS, "encoder": "pixels"}, {}, r"encoder pixels has one tower and reads no class names"),
+    "words of another length": (POSTS, {"words": "a post"}, r"'a post' is 2 tokens for minilm: expected 4"),
+    "no such layer": (
+        POSTS,
+        {"name": "clip-lora", "targets": ["foo"]},
+        r"no linear layer of encoder minilm is called foo; its blocks have query, key, value, dense",
+    ),
+    "no such block": (POSTS, {"name": "clip-lora", "blocks": [9]}, r"minilm has 6 blocks, expected 0 to 5"),
+}
+
+
+@pytest.mark.parametrize("mistake", DUAL_MISTAKES)
+def test_what_a_dual_encoder_cannot_work_with(tmp_path: Path, mistake: str) -> None:
+    data, settings, line = DUAL_MISTAKES[mistake]
+    refused(tmp_path, line, data=data, method={"name": "promptfl", **settings})
+
+
+def test_a_dual_encoder_that_the_hub_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = {"source": "coloured-digits", "encoder": "hf:nobody/no-such-clip"}
+    refused(tmp_path, r"hf:nobody/no-such-clip cannot be fetched from the hub .*hf:FOLDER", data=data,
+            method={"name": "promptfl"})  # fmt: skip
+
+
+def test_personalising_a_run_that_has_personal_models_already(tmp_path: Path) -> None:
+    split = {"kind": "iid", "clients": 2}
+    run(tmp_path, data=POSTS, partition=split, method={"name": "zero-shot"})
+    with pytest.raises(FedkeelError, match=r"zero-shot has a dual encoder, .*fedkeel predict .*--client"):
+        fk.personalize(tmp_path / "run", method="lp")

@@ -238,7 +238,7 @@ def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: s
         if first["type"] == "extra_forbidden":
             known = [f"{prefix}{field}" for field in model.model_fields] if prefix else _keys()
             raise FedkeelError(f"{where}: {unknown('key', key, known)}") from None
-        wrong = first["msg"]
+        wrong = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of keys that do not go together
             raise FedkeelError(f"{where}: {wrong}") from None
         raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None

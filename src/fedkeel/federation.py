@@ -143,6 +143,7 @@ def in_two_towers(data: Data, dataset: Dataset, method: DualTuned, watch: Watch)
     for array, encoder in method.module.encoders(item).items():
         made = encoded_by(encoder, data, dataset, progress=watch.encoded, notice=watch.notice)
         parts["train"][array], parts["test"][array] = made.train, made.test
+    method.module.fresh(dual, 0)  # a start that cannot be made is told before a run begins
     train: Any = items(dual, **parts["train"])
     test: Any = items(dual, **parts["test"])
     return replace(known, train=train, test=test)

@@ -75,8 +75,8 @@ def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     found = find(variant.name)
     if run.method.reads == "dual":
         raise FedkeelError(
-            f"method {run.method.name} tunes a dual encoder and leaves every client a model of its own already: use "
-            "fedkeel predict --client NAME; personalize goes on from heads and whole networks"
+            f"method {run.method.name} has a dual encoder, and personalize goes on from heads and whole networks only: "
+            "use the models that the run left each client, fedkeel predict --client NAME"
         )
     for key in NO_SETTINGS:
         if key in variant.settings:

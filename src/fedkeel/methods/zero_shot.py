@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from fedkeel.method import Phase, State, Task, register
+from fedkeel.method import Phase, register
 from fedkeel.methods.dual_tuned import DualTuned
 from fedkeel.models.peft import Module
 from fedkeel.tree import Tree
@@ -20,9 +20,6 @@ class ZeroShot(DualTuned):
     @property
     def module(self) -> Module:
         return Module()
-
-    def start(self, task: Task) -> State:
-        return State({})
 
     def plan(self, round: int) -> list[Phase]:
         return []

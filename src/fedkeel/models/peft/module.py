@@ -31,8 +31,8 @@ class Module(BaseModel):
         return None
 
     def fresh(self, dual: Dual, seed: int) -> Tree:
-        """The trainable tensors at the start."""
-        raise NotImplementedError
+        """The trainable tensors at the start; none where nothing is tuned."""
+        return {}
 
     def logits(self, params: Tree, x: Items) -> Tensor:
         """(rows, classes), with the tensors of ``fresh``, trained or not."""
