@@ -109,15 +109,33 @@ def test_class_features_are_computed_only_when_the_prompt_changes(towers: dict[s
     calls: list[Any] = []
     dual.tower.network.text_model.register_forward_hook(lambda *args: calls.append(1))
     context = dual.words("a photo")
+    dual.class_features(context.clone())
+    once = len(calls)
+    assert once > 0
     for _ in range(3):
         dual.class_features(context.clone())
-    assert len(calls) == 1
+    assert len(calls) == once
     dual.class_features(context + 0.1)
-    assert len(calls) == 2
+    assert len(calls) == 2 * once
     dual.class_features(context.clone())
-    assert len(calls) == 2, "what was known before is still known"
+    assert len(calls) == 2 * once, "what was known before is still known"
     dual.class_features(context.clone().requires_grad_())
-    assert len(calls) == 3, "a gradient needs the pass itself"
+    assert len(calls) == 3 * once, "a gradient needs the pass itself"
+
+
+def test_names_in_two_groups_by_length_have_the_features_of_one_group(towers: dict[str, str]) -> None:
+    names = ("red", "red green blue red green blue", "green", "blue red")
+
+    def of_these(*names: str) -> Dual:
+        return open_dual(towers["clip"], Data(), "images", names, "the test")
+
+    dual = of_these(*names)
+    context = dual.words("a photo")
+    alone = [of_these(name).class_features(context)[0] for name in names]
+    torch.testing.assert_close(dual.class_features(context), torch.stack(alone), rtol=1e-4, atol=1e-5)
+    assert [len(which) for which, _ in dual._prompted(2)] == [3, 1]
+    two = dual.class_features(torch.stack([context, context + 0.1]))
+    torch.testing.assert_close(two[1], dual.class_features(context + 0.1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_twin_gives_the_same_from_memory_of_its_own(towers: dict[str, str]) -> None:
