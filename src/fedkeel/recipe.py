@@ -19,7 +19,7 @@ from fedkeel.grid import Cell, Variant, cells
 from fedkeel.personal.strategy import find as find_strategy
 
 Scale = Literal["laptop", "paper"]
-SECTIONS = ("data", "shift", "partition", "method", "run")
+SECTIONS = ("data", "shift", "partition", "method", "run", "report")
 
 
 class Grid(Section):
@@ -45,6 +45,7 @@ class Grid(Section):
     partition: dict[str, Any] = Field(default_factory=dict)
     method: dict[str, Any] = Field(default_factory=dict)
     run: dict[str, Any] = Field(default_factory=dict)
+    report: dict[str, Any] = Field(default_factory=dict)
 
     def cells(self, seeds: Sequence[int], overrides: Iterable[str] = ()) -> list[Cell]:
         """Its cells; a key that is overridden is no axis any more."""
