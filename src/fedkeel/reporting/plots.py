@@ -317,7 +317,7 @@ def _legend(axes: Axes, wanted: bool) -> None:
     """A legend above the axes, where it can cover nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if wanted:
-        columns = 1 if max(map(len, labels)) > 28 else 2 if max(map(len, labels)) > 14 else 3
+        columns = 1 if max(map(len, labels)) > 25 else 2 if max(map(len, labels)) > 14 else 3
         figure = _figure(axes)
         figure.set_figheight(figure.get_figheight() + LEGEND_LINE * -(-len(labels) // columns))
         figure.legend(
