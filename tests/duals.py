@@ -155,3 +155,14 @@ def pictures_in(labels: np.ndarray) -> np.ndarray:
     colours = np.array([[220, 40, 40], [40, 220, 40], [30, 30, 120]])
     noise = generator(0, "pictures").integers(-30, 30, (len(labels), 20, 20, 3))
     return np.clip(colours[labels][:, None, None] + noise, 0, 255).astype(np.uint8)
+
+
+def dinov2_folder(folder: Path) -> str:
+    """Of one tower, with a class token and layers that no CLIP has."""
+    from transformers import Dinov2Config, Dinov2Model
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28}
+    Dinov2Model(Dinov2Config(**shape)).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 28, "width": 28}).save_pretrained(folder)
+    return f"hf:{folder}"

@@ -138,15 +138,16 @@ def in_two_towers(data: Data, dataset: Dataset, method: DualTuned, watch: Watch)
     dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)
     item = open_encoder(data, dataset)
     dual = replace(dual, upper=method.module.upper(item))
-    known = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
-    parts: dict[str, dict[str, Any]] = {"train": {"features": known.train}, "test": {"features": known.test}}
-    for array, encoder in method.module.encoders(item).items():
-        made = encoded_by(encoder, data, dataset, progress=watch.encoded, notice=watch.notice)
-        parts["train"][array], parts["test"][array] = made.train, made.test
     method.module.fresh(dual, 0)  # a start that cannot be made is told before a run begins
-    train: Any = items(dual, **parts["train"])
-    test: Any = items(dual, **parts["test"])
-    return replace(known, train=train, test=test)
+    told: dict[str, Any] = {"progress": watch.encoded, "notice": watch.notice}
+    arrays = {
+        array: encoded_by(encoder, data, dataset, **told) for array, encoder in method.module.encoders(item).items()
+    }
+    if "features" not in arrays:
+        arrays["features"] = encode(data, dataset, **told)
+    train: Any = items(dual, **{array: made.train for array, made in arrays.items()})
+    test: Any = items(dual, **{array: made.test for array, made in arrays.items()})
+    return Features(train, test, item.name, item.weights, item.transform, where="with a dual encoder")
 
 
 def _rows(features: Any) -> Any:

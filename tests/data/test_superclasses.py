@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedkeel.config import Data, Partition
+from fedkeel.data.dataset import named
 from fedkeel.data.partition import split
 from fedkeel.data.sources import load
 from fedkeel.errors import FedkeelError
@@ -31,11 +32,11 @@ def test_newsgroups_have_the_groups_of_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "named"), [("newsgroups20", True), ("digits", False), ("digits5", False), ("coloured-digits", True)]
+    ("source", "expected"), [("newsgroups20", True), ("digits", False), ("digits5", False), ("coloured-digits", True)]
 )
-def test_numbers_are_no_names(source: str, named: bool) -> None:
+def test_numbers_are_no_names(source: str, expected: bool) -> None:
     dataset = load(Data(source=source))
-    assert dataset.named is named
+    assert named(dataset.class_names) is expected
     assert (dataset.superclasses is None) == (source != "newsgroups20")
 
 
@@ -50,10 +51,10 @@ def test_npz(tmp_path: Path) -> None:
     source = npz(tmp_path / "a.npz", class_names=["oak", "cat", "elm", "dog"], superclasses=groups)
     dataset = load(Data(source=source, limit=8))
     assert (dataset.superclass_names, dataset.superclasses) == (("animal", "plant"), (1, 0, 1, 0))
-    assert dataset.named
+    assert named(dataset.class_names)
     assert split(Partition(kind="pachinko", clients=2, alpha=1), dataset, seed=0).train.clients == 2
     plain = load(Data(source=npz(tmp_path / "b.npz")))
-    assert (plain.superclasses, plain.superclass_names, plain.named) == (None, (), False)
+    assert (plain.superclasses, plain.superclass_names, named(plain.class_names)) == (None, (), False)
     line = fails(source=npz(tmp_path / "c.npz", superclasses=groups[:3]))
     assert "superclasses has shape (3,): expected one name for each of the 4 classes" in line
 

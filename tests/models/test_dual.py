@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duals import COLOURS, NAMES, bert_folder, clip_folder, pictures_in, siglip_folder
+from duals import COLOURS, NAMES, bert_folder, clip_folder, dinov2_folder, pictures_in, siglip_folder
 from fedkeel.config import Data
 from fedkeel.errors import FedkeelError
 from fedkeel.models.dual import SCALE, Dual, items, open_dual
@@ -169,4 +169,11 @@ def test_what_is_no_pair_of_towers_is_told_in_one_line(towers: dict[str, str], t
     refused("mine has no class names, only numbers such as 0", towers["clip"], Data(), "images", digits, "mine")
     refused("mine holds features", towers["clip"], Data(), "features", COLOURS, "mine")
     refused("efficientnet-lite0 has one tower", "efficientnet-lite0", Data(), "images", COLOURS, "mine")
+    refused("dino has one tower", dinov2_folder(tmp_path / "dino"), Data(), "images", COLOURS, "mine")
     refused("has no tower for images", towers["bert"], Data(), "images", COLOURS, "mine")
+
+
+def test_only_the_empty_braces_of_a_template_are_filled(towers: dict[str, str]) -> None:
+    plain, odd = of(towers["bert"], "a photo of a {}"), of(towers["bert"], "a photo of a {} of {word1}")
+    assert odd.zero_shot.shape == plain.zero_shot.shape
+    assert (odd.zero_shot - plain.zero_shot).abs().max() > 1e-3

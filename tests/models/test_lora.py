@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,17 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from duals import COLOURS, NAMES, bert_folder, clip_folder, pictures_in, siglip_folder, small_dual, texts_of
+from duals import (
+    COLOURS,
+    NAMES,
+    bert_folder,
+    clip_folder,
+    dinov2_folder,
+    pictures_in,
+    siglip_folder,
+    small_dual,
+    texts_of,
+)
 from fedkeel.config import Data
 from fedkeel.errors import FedkeelError
 from fedkeel.models.backbone import TOWERS
@@ -27,17 +36,6 @@ TEXTS = texts_of(np.arange(9) % len(NAMES))
 PICTURES = pictures_in(np.arange(5) % len(COLOURS))
 LONGEST = 8
 """More tokens than any of the texts has."""
-
-
-def dinov2_folder(folder: Path) -> str:
-    """Of one tower, with a class token and layers that no CLIP has."""
-    from transformers import Dinov2Config, Dinov2Model
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
-    shape = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28}
-    Dinov2Model(Dinov2Config(**shape)).save_pretrained(folder)
-    ViTImageProcessorPil(size={"height": 28, "width": 28}).save_pretrained(folder)
-    return f"hf:{folder}"
 
 
 @pytest.fixture(scope="module")

@@ -60,10 +60,10 @@ class Dataset:
     def classes(self) -> int:
         return len(self.class_names)
 
-    @property
-    def named(self) -> bool:
-        """Whether the names of the classes say something; mere numbers do not."""
-        return not all(re.fullmatch(r"\s*[+-]?\d+\s*", name) for name in self.class_names)
+
+def named(class_names: Sequence[str]) -> bool:
+    """Whether the names of the classes say something; mere numbers do not."""
+    return not all(re.fullmatch(r"\s*[+-]?\d+\s*", name) for name in class_names)
 
 
 def with_superclasses(dataset: Dataset, names: Sequence[str | None]) -> Dataset:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedkeel.engines.base import Clients, schedule
 from fedkeel.method import State
-from fedkeel.methods.dual_tuned import DualTuned
+from fedkeel.methods.dual_tuned import PART, DualTuned
 from fedkeel.metrics.accuracy import Evaluation, TestSets
 from fedkeel.models.alignment import divergence, pull
 from fedkeel.models.losses import softmax_rows
@@ -22,7 +22,6 @@ from fedkeel.tree import Tree
 
 MOST_ANGLES = 10
 """Clients whose gradients are compared after a round."""
-PART = 1024
 
 
 @dataclass(frozen=True)

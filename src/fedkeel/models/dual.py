@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedkeel.config import Data
-from fedkeel.data.dataset import Kind
+from fedkeel.data.dataset import Kind, named
 from fedkeel.errors import FedkeelError
-from fedkeel.models.encoders import Model, open_named
+from fedkeel.models.encoders import Encoder, Model
 
 TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}
 """What ``template = "auto"`` stands for."""
@@ -210,17 +210,21 @@ def open_dual(
     scale: float | None = None,
 ) -> Dual:
     """The pair of towers that an encoder's name stands for, with the class names read."""
-    _must_be_named(class_names, source)
+    if not named(class_names):
+        raise FedkeelError(
+            f"{source} has no class names, only numbers such as {class_names[0]}, and a dual encoder classifies by "
+            "names: give them in the labels (csv, folders) or as the array class_names (npz)"
+        )
     if kind == "features":
         raise FedkeelError(
             f"{source} holds features, which no second tower can read: give images or texts, and a model of two towers"
         )
-    if not encoder.startswith(("minilm", "hf:")):
+    names = _names_tower(encoder, data)
+    if names is None:
         raise FedkeelError(
             f"encoder {encoder} has one tower and reads no class names: set data.encoder to a model of two, such as "
             "hf:openai/clip-vit-base-patch16 or hf:FOLDER for images, or to minilm for texts"
         )
-    names = open_named(encoder, data.pooling, "texts", [], f"the class names of {source}")
     tower = names.model
     paired = hasattr(tower.network, "get_image_features")
     if kind == "images" and not paired:
@@ -231,17 +235,20 @@ def open_dual(
     if scale is None:
         own = getattr(tower.network, "logit_scale", None)
         scale = SCALE if own is None else float(own.detach().exp())
-    filled = [(TEMPLATES[kind] if template == "auto" else template).format(name) for name in class_names]
+    filled = [(TEMPLATES[kind] if template == "auto" else template).replace("{}", name) for name in class_names]
     features = normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
     return Dual(encoder, tuple(class_names), scale, features, tower, names.load)
 
 
-def _must_be_named(class_names: Sequence[str], source: str) -> None:
-    if all(name.strip().lstrip("-").isdecimal() for name in class_names):
-        raise FedkeelError(
-            f"{source} has no class names, only numbers such as {class_names[0]}, and a dual encoder classifies by "
-            "names: give them in the labels (csv, folders) or as the array class_names (npz)"
-        )
+def _names_tower(encoder: str, data: Data) -> Encoder | None:
+    """The tower of that encoder which reads texts, if it has one."""
+    from fedkeel.models.transformers_encoder import open_hf, open_minilm
+
+    if encoder == "minilm":
+        return open_minilm()
+    family, _, reference = encoder.partition(":")
+    found = open_hf(reference, "texts", data.pooling) if family == "hf" and reference else None
+    return found if found is not None and found.kind == "texts" else None
 
 
 def items(dual: Dual, features: np.ndarray | Tensor, **more: Any) -> Items:
