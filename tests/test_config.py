@@ -23,6 +23,12 @@ def test_file_overrides_and_keywords_are_the_same(tmp_path: Path) -> None:
     assert from_file.digest() == from_python.digest()
 
 
+@pytest.mark.parametrize("text", ["{}", "a post about {}", "a {} of {thing}"])
+def test_a_template_may_be_given_on_the_command_line(text: str) -> None:
+    """Braces alone would be a table in TOML."""
+    assert load(None, ["method.name=fedpurel", f"method.template={text}"]).method["template"] == text
+
+
 def test_the_written_file_is_complete_and_reads_back_equal(tmp_path: Path) -> None:
     first = load(None, ["partition.kind=zipf", "method.lr=0.5", "data.limit=100"])
     (tmp_path / "config.toml").write_text(first.toml())

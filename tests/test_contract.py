@@ -28,6 +28,7 @@ from fedkeel.methods.linear_probe import BIAS, WEIGHT
 from fedkeel.methods.network import Network
 from fedkeel.methods.scaffold import Scaffold
 from fedkeel.methods.tuned import Tuned
+from fedkeel.models.peft import KINDS
 from fedkeel.tree import Tree, digest
 
 find("fedavg")  # registers the package's methods
@@ -75,7 +76,7 @@ VARIANTS |= {f"{name}, balanced": type(method)(**usual(type(method)), balance="g
 VARIANTS |= {
     f"fedpurel, {name}": METHODS["fedpurel"](**usual(METHODS["fedpurel"]), **settings)
     for name, settings in {
-        "adapter": {"peft": "adapter", "project": "all"},
+        **{kind: {"peft": kind, "project": "all"} for kind in KINDS},
         "lora": {"peft": "lora", "blocks": (1,)},
         "interleaved": {"peft": "adapter", "schedule": "interleaved", "balance": "grab"},
         "not purified": {"peft": "adapter", "alignment": "none"},

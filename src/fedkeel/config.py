@@ -252,11 +252,12 @@ def assignment(text: str) -> tuple[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """The value that a text stands for: what TOML reads it as, else the text itself."""
+    """What TOML reads a text as, else the text itself; and {} is text, as no setting is a table."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+    return text.strip() if isinstance(value, dict) else value
 
 
 def nested(values: Mapping[str, Any]) -> Said:

@@ -26,25 +26,20 @@ from fedkeel.method import Batch, Phase, Visit, register
 from fedkeel.methods.dual_tuned import OWN, PART, PEFT, DualTuned
 from fedkeel.models.alignment import Alignment, pull
 from fedkeel.models.losses import softmax_rows
-from fedkeel.models.peft import KINDS, Adapter, Lora, Module, Prompt
+from fedkeel.models.peft import AnyKind
 from fedkeel.tree import Tree, take
 
 GLOBAL = "global"
 
 
 @register("fedpurel", paper="purified gradients and a personal residual (Hou et al., CVPR 2026)")
-class FedPuReL(Prompt, Lora, Adapter, DualTuned):
-    peft: Literal["prompt", "lora", "adapter"] = "prompt"
+class FedPuReL(AnyKind, DualTuned):
     alignment: Literal["tkl", "kl", "none"] = "tkl"
     """which divergence from zero-shot the task gradient must not work against; none: no purification"""
     project: Literal["tensor", "all"] = "tensor"
     """tensor by tensor, or all of them as one vector"""
     lam: float = Field(0.9, ge=0, le=1)
     """lambda: the weight of the personal branch by itself"""
-
-    @property
-    def module(self) -> Module:
-        return KINDS[self.peft].of(self)
 
     def plan(self, round: int) -> list[Phase]:
         shared = super().plan(round)[0]
