@@ -23,7 +23,8 @@ from fedkeel.events import Record, read
 from fedkeel.federation import SILENT, Watch, assemble
 from fedkeel.folder import stored
 from fedkeel.grid import Variant
-from fedkeel.personal_models import Work, strategy_of
+from fedkeel.personal_models import strategy_of
+from fedkeel.personal_work import Work
 from fedkeel.result import Model, load_client
 from fedkeel.rng import generator
 from worlds import CLIENT, same, trained

@@ -341,6 +341,13 @@ def test_the_paper_s_scale_of_personal_models_with_a_tiny_dataset(tmp_path: Path
 def test_a_recipe_with_personal_models(tmp_path: Path) -> None:
     """Table 4 in small: run, personalised in two ways, beside the paper; called again it trains nothing."""
     few = ["data.limit=150", "method.rounds=1", "shift.flip=0.2", "personal.epochs=2"]
+
+    def stop(done: int, clients: int, accuracy: float | None) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped, match=r"seed0, ft:epochs=2: the same command continues there"):
+        fk.reproduce("lp-ft/label-flip", seeds=[0], out=tmp_path, set=few, watch=fk.Watch(client=stop))
     done = fk.reproduce("lp-ft/label-flip", seeds=[0], out=tmp_path, set=few)
     (run,) = done.results
     assert run.summary["kept_round"] == 1

@@ -18,7 +18,8 @@ from fedkeel.federation import Federation, assemble
 from fedkeel.grid import Variant
 from fedkeel.method import Phase, Task, from_settings
 from fedkeel.models.networks import Cnn
-from fedkeel.personal_models import Work, strategy_of
+from fedkeel.personal_models import strategy_of
+from fedkeel.personal_work import Work
 from fedkeel.result import Model
 from fedkeel.simulate import finished_model
 from fedkeel.tree import Tree, take

@@ -245,8 +245,10 @@ def _personalize_all(grid: Sequence[Cell], runs: Sequence[Result], strategies: S
             if any(made.folder.name == variant.label and made.end for made in events.personalised(run.folder)):
                 continue
             watch.notice(f"{number}/{len(grid)} {cell.label}: {variant}")
-            data = partial(rows, cell.experiment.data)
-            personalize(run.folder, method=str(variant), watch=watch, rows=data, page=False)
+            try:
+                make_personal(run.folder, variant, rows(cell.experiment.data), "local", (), watch)
+            except KeyboardInterrupt:
+                raise Stopped(f"stopped in {cell.label}, {variant}: the same command continues there") from None
 
 
 def recipes() -> dict[str, Recipe]:
@@ -287,18 +289,18 @@ def personalize(
     engine: str = "local",
     clients: Sequence[str] = (),
     watch: Watch = SILENT,
-    rows: Callable[[], Dataset] | None = None,
     page: bool = True,
 ) -> events.Record:
     """One personal model per client of a finished run, in ``RUN/personal``; finished clients are kept.
 
-    ``method`` may carry settings, ``lp-ft:probe=10``; ``set`` takes ``method.probe=10``. The run's page is made anew.
+    ``method`` may carry settings, ``lp-ft:probe=10``; ``set`` takes ``method.probe=10``. The run's page is made anew,
+    unless ``page`` is false.
     """
     folder, variant = Path(run), with_settings(Variant.parse(method), set)
     experiment = stored(folder)
     Model.load(folder / MODEL)
     try:
-        dataset = rows() if rows else load(experiment.data, notice=watch.notice)
+        dataset = load(experiment.data, notice=watch.notice)
         record = make_personal(folder, variant, dataset, engine, clients, watch)
     except KeyboardInterrupt:
         raise Stopped(f"stopped: fedkeel personalize {folder} --method {variant} continues") from None
