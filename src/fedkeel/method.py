@@ -132,7 +132,7 @@ class Batch:
 class Method(BaseModel):
     """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: ClassVar[str]
     paper: ClassVar[str]
     personal: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from fedkeel.tree import Tree
 class Module(BaseModel):
     """Its fields are settings. A method that tunes a module has them too: it inherits from the kinds it can tune."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     @classmethod
     def of(cls, method: Any) -> Self:
