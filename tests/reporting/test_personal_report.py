@@ -165,6 +165,22 @@ def test_the_method_s_own_personal_models_have_a_row(tmp_path: Path, undrawn: No
     assert moved[1][1:3] == ["–", "–"]
 
 
+def test_models_that_were_tested_at_home_only_have_no_table_of_dashes(tmp_path: Path, undrawn: None) -> None:
+    """What FedPuReL and its like leave: each client's model on that client's test rows."""
+    at_home = [[0.8 if model == client else None for client in range(5)] for model in range(5)]
+    runs = [digits_run(tmp_path / method, method=method) for method in ("fedrep", "ditto")]
+    for run in runs:
+        write_personal(run, "x", at_home, before=[0.7] * 5, distortion=None, inside=run.folder)
+    text = section(html.page([read(run.folder) for run in runs]))
+    (table,) = tables_of(text)
+    assert [row[2:4] for row in table[1:3]] == [
+        ["global model (before)", "70.00"],
+        ["personal models of the method", "80.00"],
+    ]
+    assert "What moved" not in text
+    assert text.count("client by client: before and after") == 2
+
+
 def test_what_has_not_ended_is_left_out_and_said(two_seeds: list[Record], undrawn: None) -> None:
     write_personal(two_seeds[0], "soup-ft", matrix(0.9, 0.6)[:2], ended=False)
     words = Page(section(html.page(two_seeds[:1]))).text

@@ -68,12 +68,18 @@ def parts(found: Sequence[Group]) -> list[str | list[Picture]]:
         *(_note(line) for line in _probing(made)),
     ]
     mapped = sum(len(_typical(_of(made, group))) for group in _groups(made)) <= MOST_MAPS
-    for group in _groups(made):
-        shown.append(_pictures(_of(made, group), f" ({group.method}, {group.partition})" if several else "", mapped))
+    drawn = [
+        _pictures(_of(made, group), f" ({group.method}, {group.partition})" if several else "", mapped)
+        for group in _groups(made)
+    ]
+    alone = all(len(pictures) == 1 for pictures in drawn)
+    shown += [[picture for pictures in drawn for picture in pictures]] if alone else drawn
     if not mapped:
         shown.append(_note("Which model does how well on whose test set is drawn on the page of each single run."))
-    shown += ["<h3>What moved, and what it took</h3>", _note(MOVED_MEANING), _moved(made, several)]
-    shown += ["<h3>As the paper's text defines them</h3>", _note(PRINTED_MEANING), _table(made, PRINTED, several)]
+    tested = [way for way in made if way.mean("global_incl")[0] is not None]  # a method's own models are not, elsewhere
+    if tested:
+        shown += ["<h3>What moved, and what it took</h3>", _note(MOVED_MEANING), _moved(tested, several)]
+        shown += ["<h3>As the paper's text defines them</h3>", _note(PRINTED_MEANING), _table(tested, PRINTED, several)]
     return shown
 
 
