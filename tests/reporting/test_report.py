@@ -241,6 +241,13 @@ def test_the_terminal_table_fits_80_columns_and_keeps_brackets(compared: list[Re
     assert f"{100 * rows[0]['accuracy']:.2f} ± {100 * rows[0]['accuracy_std']:.2f}" in text
 
 
+def test_the_terminal_table_has_no_empty_column(compared: list[Record], tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "alone", settings={"positives": 0.25})
+    assert "R(final) %" in tables.as_text(compared)
+    assert "R(final) %" not in tables.as_text([alone]), "there is no IID run to set it against"
+    assert tables.as_text([alone]).count("–") == 0
+
+
 def test_the_page_is_one_file_without_scripts_or_links(compared_page: str) -> None:
     page = Page(compared_page)
     assert "script" not in page.tags

@@ -199,7 +199,7 @@ def format_spread(mean: float | None, std: float | None, digits: int) -> str:
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of ``summary_rows`` as a table for a terminal of 80 columns."""
+    """The rows of ``summary_rows`` as a table for a terminal of 80 columns; what no row has gets no column."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -208,13 +208,17 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("Method", overflow="fold")
     table.add_column("Split", overflow="fold")
     personal = ["Personal %"] if _has_personal(rows) else []
-    for head in ("Accuracy %", *personal, "R(final) %", "Acc@95", "Up", "Down", "Time"):
-        table.add_column(head, justify="right", no_wrap=True)
-    room = 20 if all(row["accuracy_std"] is None for row in rows) else 10  # without ± there is more of it
-    for row in rows:
+    numbers = [_summary_numbers(row, bool(personal)) for row in rows]
+    heads = ["Accuracy %", *personal, "R(final) %", "Acc@95", "Up", "Down", "Time"]
+    known = [k for k in range(len(heads)) if any(line[k] != NOTHING for line in numbers)]
+    for k in known:
+        table.add_column(heads[k], justify="right", no_wrap=True)
+    for_method = 18 if len(known) < len(heads) else 11
+    for_split = 20 if all(row["accuracy_std"] is None for row in rows) else 10  # without ± there is more room
+    for row, line in zip(rows, numbers, strict=True):
         # Text is never read as markup.
-        names = [_narrow(row["method"], 11), _narrow(row["partition"], room)]
-        table.add_row(*map(Text, [*names, *_summary_numbers(row, bool(personal))]))
+        names = [_narrow(row["method"], for_method), _narrow(row["partition"], for_split)]
+        table.add_row(*map(Text, [*names, *(line[k] for k in known)]))
     if not all(row["finished"] for row in rows):
         table.caption = "* not finished: the numbers are those of the last completed round"
     return table
