@@ -49,6 +49,7 @@ from fedkeel.simulate import simulate
 
 Config = str | Path | Experiment | None
 REPORT = "report.html"
+DRAWING = "drawing the page"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def compare(
     build({}, base=given(config) | {"method": {}}, where=str(config))  # mistakes are told with where they were made
     build({}, base=base | {"method": {}}, where="--set")
     results = _carry_out_all(cells(base, methods, partitions, seeds), folder, watch, pages=True)
-    report([result.folder for result in results], out=folder / REPORT)
+    report([result.folder for result in results], out=folder / REPORT, watch=watch)
     return results
 
 
@@ -215,6 +216,7 @@ def reproduce(
         results += done
         made = [str(one) for one in strategies_of_it]
         ran += [own for run in ran[-len(done) :] for own in run.personalised(made, grid.personal)]
+    watch.notice(DRAWING)
     claimed, opening = PUBLISHED.get(name, ()), ""
     if recipe.paper is not None:
         opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran)
@@ -270,9 +272,10 @@ def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SIL
     return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
 
 
-def report(runs: Sequence[str | Path], *, out: str | Path) -> Path:
+def report(runs: Sequence[str | Path], *, out: str | Path, watch: Watch = SILENT) -> Path:
     """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
+    watch.notice(DRAWING)
     return build_page([events.read(folder) for folder in folders], Path(out))
 
 

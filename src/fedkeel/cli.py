@@ -259,8 +259,11 @@ def report(*runs: Path, out: Path = Path("report.html")) -> None:
         where to write the page
     """
     from fedkeel import api
+    from fedkeel.screen import watched
 
-    print(f"report: {api.report(runs, out=out)}")
+    with watched(console(), "reporting") as watch:
+        page = api.report(runs, out=out, watch=watch)
+    print(f"report: {page}")
 
 
 @app.command
