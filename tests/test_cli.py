@@ -105,7 +105,8 @@ def test_report_from_the_events_alone(home: Path, tmp_path: Path) -> None:
     (tmp_path / "copy" / "events.jsonl").write_bytes((home / "mine" / "events.jsonl").read_bytes())
     done = fedkeel("report", "copy", "--out", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (done.stderr, done.stdout) == ("drawing the page\n", "report: page.html\n")
+    assert "drawing the page" in done.stderr
+    assert done.stdout == "report: page.html\n"
     assert (tmp_path / "page.html").read_text().count("<svg") >= 2
 
 
