@@ -20,18 +20,18 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.run import peak_memory_mb
-from fedkeel.config import Data
+from fedkeel.core.method import Batch, Task, Visit
+from fedkeel.core.tree import Tree
 from fedkeel.data.ownership import Ownership
+from fedkeel.data.settings import Data
 from fedkeel.data.sources import load_newsgroups
 from fedkeel.engines.alone import as_batch, step
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
-from fedkeel.method import Batch, Task, Visit
-from fedkeel.methods.dual_tuned import DualTuned
-from fedkeel.methods.fedpurel import FedPuReL
-from fedkeel.methods.promptfl import PromptFL
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.fedpurel import FedPuReL
+from fedkeel.methods.dual.promptfl import PromptFL
 from fedkeel.models.dual import Items, items, open_dual
-from fedkeel.tree import Tree
 
 RESULTS = Path(__file__).parent / "results" / "dual.json"
 REPEATS, BATCH = 15, 32

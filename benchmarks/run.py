@@ -17,9 +17,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from benchmarks.workloads import W1, W2, Workload, accuracy, plain_round
+from fedkeel.core.method import State
 from fedkeel.engines.base import choose
 from fedkeel.engines.local import LocalEngine
-from fedkeel.method import State
 
 REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "local.json"

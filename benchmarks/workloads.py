@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.method import Method, State, Task
+from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, choose, schedule
-from fedkeel.method import Method, State, Task
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
-from fedkeel.methods.ova_lp import OvaLP
-from fedkeel.rng import generator
+from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.ova_lp import OvaLP
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.method import Task
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree, learnt
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
-from fedkeel.method import Task
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, Model
-from fedkeel.rng import generator
-from fedkeel.tree import Tree, learnt
 
 WIDTH, WORDS, LENGTH = 16, 40, 5
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from backbones import seeded
-from fedkeel.config import Data
+from fedkeel.core.method import Task
+from fedkeel.core.rng import generator
+from fedkeel.data.settings import Data
 from fedkeel.engines.base import Clients
-from fedkeel.method import Task
-from fedkeel.methods.dual_tuned import DualTuned
+from fedkeel.methods.dual.base import DualTuned
 from fedkeel.models.dual import Dual, Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.peft import Module
-from fedkeel.rng import generator
 
 NAMES = ("ant", "bee", "cat", "dog")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
+from fedkeel.core.optim import SGD
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Batch, Method, Phase, State, Task, Trained, Visit
-from fedkeel.methods.linear_probe import BIAS, WEIGHT, logits
+from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
-from fedkeel.optim import SGD
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
 
 DIM, CLASSES = 6, 4
 TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedkeel as fk
-from fedkeel.errors import FedkeelError
-from fedkeel.rng import generator
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
 
 DIGITS = {"source": "digits"}
 

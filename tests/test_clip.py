@@ -18,7 +18,7 @@ import fedkeel as fk
 from duals import COLOURS, clip_folder, pictures_in
 from fedkeel import api
 from fedkeel.models import transformers_encoder
-from fedkeel.personal_models import personal_model
+from fedkeel.personal.models import personal_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "zero-shot": {"name": "zero-shot"},

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedkeel.api import experiment
-from fedkeel.config import Experiment, load
-from fedkeel.errors import FedkeelError
-from fedkeel.methods.fedavg import FedAvg
+from fedkeel.core.errors import FedkeelError
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.run.config import Experiment, load
 
 
 def test_file_overrides_and_keywords_are_the_same(tmp_path: Path) -> None:

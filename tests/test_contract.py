@@ -14,24 +14,23 @@ import torch
 from backbones import reading, reading_images
 from duals import paired
 from federations import CLASSES, TASK, PersonalBias, clients
+from fedkeel.core.message import decode
+from fedkeel.core.method import METHODS, Method, State, Task, Visit
+from fedkeel.core.tree import Tree, digest
 from fedkeel.engines import alone, base, local
 from fedkeel.engines.base import Clients, choose
 from fedkeel.engines.local import LocalEngine
-from fedkeel.engines.message import decode
 from fedkeel.engines.wire import WireEngine
-from fedkeel.events import Log
-from fedkeel.journal import Journal
-from fedkeel.loop import ENGINES, Loop
-from fedkeel.method import METHODS, Method, State, Task, Visit, find
-from fedkeel.methods.dual_tuned import DualTuned
-from fedkeel.methods.linear_probe import BIAS, WEIGHT
-from fedkeel.methods.network import Network
-from fedkeel.methods.scaffold import Scaffold
-from fedkeel.methods.tuned import Tuned
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.heads.base import BIAS, WEIGHT
+from fedkeel.methods.heads.scaffold import Scaffold
+from fedkeel.methods.networks.base import Network
+from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.peft import KINDS
-from fedkeel.tree import Tree, digest
+from fedkeel.run.checkpoint import Journal
+from fedkeel.run.events import Log
+from fedkeel.run.loop import ENGINES, Loop
 
-find("fedavg")  # registers the package's methods
 ROUNDS = 3
 
 

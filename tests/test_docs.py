@@ -13,9 +13,9 @@ import pytest
 
 import fedkeel as fk
 from federations import CLASSES, DIM, TASK, clients
+from fedkeel.core.method import METHODS
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import METHODS
 from test_contract import close, play
 
 ROOT = Path(__file__).parents[1]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedkeel import api
-from fedkeel.config import Experiment
+from fedkeel.core.errors import Stopped
+from fedkeel.core.rng import generator
 from fedkeel.data.sources import load
-from fedkeel.errors import Stopped
-from fedkeel.events import Record, read
-from fedkeel.federation import SILENT, Watch, assemble
-from fedkeel.folder import stored
-from fedkeel.result import Model
-from fedkeel.rng import generator
+from fedkeel.run.config import Experiment
+from fedkeel.run.events import Record, read
+from fedkeel.run.federation import SILENT, Watch, assemble
+from fedkeel.run.folder import stored
+from fedkeel.run.model import Model
 
 
 def noisy(folder: Path, name: str, turned: int = 0) -> tuple[str, np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeel.optim import SGD, AdamW, Optim
+from fedkeel.core.optim import SGD, AdamW, Optim
 
 
 @pytest.mark.parametrize("optim", [SGD(0.1), SGD(0.1, 0.9, 0.01), AdamW(0.01), AdamW(0.05, 0.1)], ids=str)

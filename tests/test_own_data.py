@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import fedkeel as fk
-from fedkeel.rng import generator
+from fedkeel.core.rng import generator
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 

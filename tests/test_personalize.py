@@ -17,16 +17,16 @@ import torch
 from PIL import Image
 
 from fedkeel import api, cli
+from fedkeel.core.errors import FedkeelError, Stopped
+from fedkeel.core.rng import generator
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError, Stopped
-from fedkeel.events import Record, read
-from fedkeel.federation import SILENT, Watch, assemble
-from fedkeel.folder import stored
-from fedkeel.grid import Variant
-from fedkeel.personal_models import strategy_of
-from fedkeel.personal_work import Work
-from fedkeel.result import Model, load_client
-from fedkeel.rng import generator
+from fedkeel.personal.models import strategy_of
+from fedkeel.personal.work import Work
+from fedkeel.run.events import Record, read
+from fedkeel.run.federation import SILENT, Watch, assemble
+from fedkeel.run.folder import stored
+from fedkeel.run.model import Model, load_client
+from fedkeel.study.grid import Variant
 from worlds import CLIENT, same, trained
 
 NETWORK = {"name": "fedavg", "tune": "network", "rounds": 1, "epochs": 1, "batch": 16, "lr": 0.003}

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.config import given, load
+from fedkeel.core.errors import FedkeelError, Stopped
+from fedkeel.core.method import METHODS
 from fedkeel.data.partition import known
-from fedkeel.errors import FedkeelError, Stopped
-from fedkeel.events import personalised
-from fedkeel.grid import Variant, cells
-from fedkeel.method import find
 from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
-from fedkeel.recipe import parse
+from fedkeel.run.config import given, load
+from fedkeel.run.events import personalised
+from fedkeel.study.grid import Variant, cells
+from fedkeel.study.recipe import parse
 from test_cli import fedkeel, says
 from test_own_data import COLOURS, picture
 
@@ -117,7 +117,7 @@ def test_compare_runs_variants_side_by_side(tmp_path: Path) -> None:
 
 def test_a_chosen_method_has_its_own_defaults_and_keeps_what_was_said(tmp_path: Path) -> None:
     """pfpt's batch is 16 and its learning rate 1e-4; those of the default method must not take their place."""
-    own = find("pfpt")()
+    own = METHODS["pfpt"]()
     for chosen in (
         load(None, ["method.name=pfpt"]),
         fk.experiment(method={"name": "pfpt"}),
@@ -151,7 +151,7 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
     assert len({grid.name for grid in plan.grids}) == len(plan.grids)
     for grid in plan.grids:
         for cell in grid.cells(grid.seeds or plan.seeds):
-            find(cell.method.name)
+            METHODS[cell.method.name]
             known(cell.partition.name)
             kind, colon, reference = cell.experiment.data.encoder.removeprefix("random:").partition(":")
             assert (kind, bool(colon)) == ("hf", True) or kind in ENCODERS

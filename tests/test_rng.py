@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeel.rng import generator
+from fedkeel.core.rng import generator
 
 KEYS = st.lists(st.one_of(st.integers(0, 10**9), st.text(max_size=8)), max_size=4)
 

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedkeel as fk
-from fedkeel import events
-from fedkeel.config import load
-from fedkeel.engines.message import Down, Up, size
-from fedkeel.tree import digest
+from fedkeel.core.message import Down, Up, size
+from fedkeel.core.tree import digest
+from fedkeel.run import events
+from fedkeel.run.config import load
 
 SMALL = {
     "data": {"source": "digits"},
@@ -218,7 +218,7 @@ def test_half_written_checkpoints_are_cleared_away(finished: fk.Result, tmp_path
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
-    from fedkeel.journal import Journal
+    from fedkeel.run.checkpoint import Journal
 
     with (
         Journal(tmp_path / "run", "held"),

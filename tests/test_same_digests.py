@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import fedkeel as fk
+from fedkeel.core.tree import digest
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.personal.strategy import strategies
-from fedkeel.tree import digest
+from fedkeel.personal.strategy import STRATEGIES
 from test_contract import VARIANTS, clients_of, play
 from worlds import trained, world
 
@@ -47,7 +47,7 @@ def test_methods(name: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", sorted(strategies()))
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_strategies(name: str, engine: str) -> None:
     place = world("vit-tiny" if name in ("lora-ft", "adapter-ft") else "cnn")
     work = place.work(name, epochs=3, batch=8, lr=0.003, batch_norm="train")

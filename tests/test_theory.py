@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkeel as fk
-from fedkeel.errors import FedkeelError
-from fedkeel.reporting import theory as page
-from fedkeel.rng import generator
-from fedkeel.theory import (
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.papers import theory_page as page
+from fedkeel.papers.theory import (
     CONVERGED,
     NO_PROBING,
     World,
@@ -310,7 +310,7 @@ def test_on_few_rows_lp_ft_forgets_less_at_the_same_local_loss() -> None:
 
 
 def test_a_local_loss_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkeel.theory.simulation.MOST_STEPS", 3)
+    monkeypatch.setattr("fedkeel.papers.theory.simulation.MOST_STEPS", 3)
     with pytest.raises(FedkeelError, match=r"still above 0\.5 of its first value after 3 steps"):
         matched(world(), 0.5)
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import api
-from fedkeel.config import Experiment
+from fedkeel.core.method import Phase, Task, from_settings
+from fedkeel.core.tree import Tree, take
 from fedkeel.data.sources import load
 from fedkeel.engines.local import LocalEngine
-from fedkeel.federation import Federation, assemble
-from fedkeel.grid import Variant
-from fedkeel.method import Phase, Task, from_settings
 from fedkeel.models.networks import Cnn
-from fedkeel.personal_models import strategy_of
-from fedkeel.personal_work import Work
-from fedkeel.result import Model
-from fedkeel.simulate import finished_model
-from fedkeel.tree import Tree, take
+from fedkeel.personal.models import strategy_of
+from fedkeel.personal.work import Work
+from fedkeel.run.config import Experiment
+from fedkeel.run.federation import Federation, assemble
+from fedkeel.run.model import Model
+from fedkeel.run.simulate import finished_model
+from fedkeel.study.grid import Variant
 
 CLIENT = 1
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 from wheels import Wheel, checked, fetch, main
 
-from fedkeel.rng import generator
+from fedkeel.core.rng import generator
 
 PACK = Path(__file__).parents[1] / "src/fedkeel/data/embedded/digits5.npz"
 SIDE, CLASSES = 28, 10

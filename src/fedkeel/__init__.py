@@ -19,13 +19,14 @@ if TYPE_CHECKING:
         reproduce,
         run,
     )
-    from fedkeel.config import Experiment
-    from fedkeel.errors import FedkeelError
-    from fedkeel.federation import Watch
-    from fedkeel.method import Batch, Method, Phase, State, Visit, register
-    from fedkeel.methods.linear_probe import LinearProbe
-    from fedkeel.optim import SGD, AdamW
-    from fedkeel.result import Model, Result
+    from fedkeel.core.errors import FedkeelError
+    from fedkeel.core.method import Batch, Method, Phase, State, Visit, register
+    from fedkeel.core.optim import SGD, AdamW
+    from fedkeel.core.watch import Watch
+    from fedkeel.methods.heads.base import LinearProbe
+    from fedkeel.result import Result
+    from fedkeel.run.config import Experiment
+    from fedkeel.run.model import Model
 
 # An idle OpenMP thread that spins takes the core another one needs; this must be set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -36,7 +37,17 @@ __all__ = [
     "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "personalize",
     "predict", "recipes", "register", "report", "reproduce", "run",
 ]  # fmt: skip
-_HOMES = ("api", "config", "errors", "federation", "method", "methods.linear_probe", "optim", "result")
+_HOMES = (
+    "core.errors",
+    "core.method",
+    "core.optim",
+    "core.watch",
+    "methods.heads.base",
+    "run.config",
+    "run.model",
+    "api",
+    "result",
+)
 
 
 def __getattr__(name: str) -> Any:

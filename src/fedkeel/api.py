@@ -14,38 +14,41 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel import events
-from fedkeel.config import Experiment, build, given, laid
-from fedkeel.config import load as load_config
+from fedkeel.core.errors import FedkeelError, Stopped, unknown
+from fedkeel.core.method import METHODS, Method, settings
+from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import Figures, describe
-from fedkeel.data.features import Features, features
 from fedkeel.data.partition import PARTITIONS, Manifest
 from fedkeel.data.sources import SOURCES, load, load_rows
-from fedkeel.errors import FedkeelError, Stopped, unknown
-from fedkeel.events import EVENTS
-from fedkeel.federation import SILENT, Watch, assemble, divide
-from fedkeel.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.grid import Cell, Variant, cells
-from fedkeel.method import METHODS, Method, find, settings
+from fedkeel.models.cache import Features, features
 from fedkeel.models.encoders import ENCODERS
-from fedkeel.personal.strategy import strategies
-from fedkeel.personal_models import personal_model, with_settings
-from fedkeel.personal_models import personalize as make_personal
-from fedkeel.recipe import Plan, Recipe, Scale
-from fedkeel.recipe import find as find_recipe
-from fedkeel.recipe import recipes as all_recipes
-from fedkeel.reporting.beside import section
-from fedkeel.reporting.beside import text as beside_text
-from fedkeel.reporting.figures import FIGURES
+from fedkeel.papers import PAPERS
+from fedkeel.papers import RECIPES as PUBLISHED
+from fedkeel.papers.beside import section
+from fedkeel.papers.beside import text as beside_text
+from fedkeel.papers.figures import FIGURES
+from fedkeel.personal.models import personal_model, with_settings
+from fedkeel.personal.models import personalize as make_personal
+from fedkeel.personal.strategy import STRATEGIES
 from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
 from fedkeel.reporting.measures import Ran
-from fedkeel.reporting.papers import PAPERS
-from fedkeel.reporting.papers import RECIPES as PUBLISHED
 from fedkeel.reporting.tables import as_text, iid_twin
-from fedkeel.result import MODEL, SUMMARY, Model, Result
-from fedkeel.simulate import simulate
+from fedkeel.result import Result
+from fedkeel.run import events
+from fedkeel.run.config import Experiment, build, given, laid
+from fedkeel.run.config import load as load_config
+from fedkeel.run.events import EVENTS
+from fedkeel.run.federation import assemble, divide
+from fedkeel.run.folder import CONFIG, begin, check, fresh, stored
+from fedkeel.run.model import MODEL, Model
+from fedkeel.run.simulate import simulate
+from fedkeel.run.summary import SUMMARY
+from fedkeel.study.grid import Cell, Variant, cells
+from fedkeel.study.recipe import Plan, Recipe, Scale
+from fedkeel.study.recipe import find as find_recipe
+from fedkeel.study.recipe import recipes as all_recipes
 
 Config = str | Path | Experiment | None
 REPORT = "report.html"
@@ -335,10 +338,9 @@ def catalogue(what: str) -> dict[str, str]:
     """What exists of methods, strategies, partitions, sources or encoders: name -> one line."""
     match what:
         case "methods":
-            find("fedavg")
             return {name: method.paper for name, method in sorted(METHODS.items())}
         case "strategies":
-            return {name: strategy.paper for name, strategy in sorted(strategies().items())}
+            return {name: strategy.paper for name, strategy in sorted(STRATEGIES.items())}
         case "partitions":
             return {name: kind.about for name, kind in PARTITIONS.items()}
         case "sources":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from fedkeel import __version__
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
 
 if TYPE_CHECKING:
     from rich.console import Console

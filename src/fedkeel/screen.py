@@ -9,7 +9,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedkeel.federation import Watch
+from fedkeel.core.watch import Watch
 
 QUIET_SECONDS = 2.0
 LONGEST_HEADING = 80

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from federations import TASK, clients
-from fedkeel.aggregate.gate import refused_in_stack
+from fedkeel.core.message import Down, Up, decode, encode
+from fedkeel.core.method import METHODS, Batch, Phase, Visit
+from fedkeel.core.tree import digest
+from fedkeel.engines.gate import refused_in_stack
 from fedkeel.engines.local import LocalEngine
-from fedkeel.engines.message import Down, Up, decode, encode
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import METHODS, Batch, Phase, Visit, find
-from fedkeel.tree import digest
 
-find("fedavg")
 NAN, INF = float("nan"), float("inf")
 
 

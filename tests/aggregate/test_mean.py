@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeel.aggregate.mean import WeightedMean
-from fedkeel.method import Phase
-from fedkeel.rng import generator
+from fedkeel.core.method import Phase
+from fedkeel.core.rng import generator
+from fedkeel.engines.mean import WeightedMean
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=12), st.integers(0, 10))

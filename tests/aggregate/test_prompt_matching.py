@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.aggregate.prompt_matching import match
-from fedkeel.rng import generator
+from fedkeel.core.rng import generator
+from fedkeel.methods.transformer.prompt_matching import match
 
 
 @settings(max_examples=25, deadline=None)

@@ -13,14 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedkeel
-from fedkeel.config import Experiment, Partition, Shift
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
 from fedkeel.data.corruptions import CORRUPTIONS, corrupt, corrupted
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.digits5 import load_digits5
 from fedkeel.data.partition import split
-from fedkeel.errors import FedkeelError
-from fedkeel.federation import divide
-from fedkeel.rng import generator
+from fedkeel.data.settings import Partition, Shift
+from fedkeel.run.config import Experiment
+from fedkeel.run.federation import divide
 
 
 def draws(count: int, seed: int = 0) -> list[np.random.Generator]:

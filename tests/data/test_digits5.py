@@ -10,11 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from fedkeel.config import Data, Partition
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.digits5 import DOMAINS, PACK, load_coloured_digits, load_digits5, read_pack
 from fedkeel.data.partition import split
+from fedkeel.data.settings import Data, Partition
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 
 TOOLS = Path(__file__).parents[2] / "tools"
 GREY = ("mfeat", "mnist", "optdigits")

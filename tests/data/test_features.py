@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedkeel.config import Data
-from fedkeel.data import features as cache
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.features import features
+from fedkeel.data.settings import Data
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
-from fedkeel.models import encoders
+from fedkeel.models import cache, encoders
+from fedkeel.models.cache import features
 from fedkeel.models.encoders import Encoder, Model
 
 ROWS, TESTED, CHUNK = 40, 12, 4
@@ -57,10 +56,10 @@ def stored(folder: Path) -> dict[str, bytes]:
 
 SCRIPT = """
 import sys, time, resource
-from fedkeel.config import Data
-from fedkeel.data import features as cache
+from fedkeel.data.settings import Data
+from fedkeel.models import cache
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
 data = Data.model_validate_json(sys.argv[1])
 cache.CHUNK = int(sys.argv[2])
 pause = float(sys.argv[3])

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.config import Data, Experiment, Partition, Shift
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.settings import Data, Partition, Shift
 from fedkeel.data.shifts import flip_maps
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
-from fedkeel.federation import Federation, assemble, divide
+from fedkeel.run.config import Experiment
+from fedkeel.run.federation import Federation, assemble, divide
 
 
 @settings(max_examples=80, deadline=None)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import betaln
 
-from fedkeel.config import Partition
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
 from fedkeel.data import splits
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import describe
 from fedkeel.data.partition import PARTITIONS, Manifest, split
-from fedkeel.errors import FedkeelError
-from fedkeel.rng import generator
+from fedkeel.data.settings import Partition
 
 STRANGER = {"train_client": np.array(["a", "b"]), "test_client": np.array(["zoe"])}
 SEEDS = (0, 42, 777, 1337, 15254)  # the OvA-LP paper's

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.ownership import Ownership
+from fedkeel.data.settings import Data
 from fedkeel.data.shifts import asymmetric_map, long_tail, noisy_labels
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 
 
 def test_long_tail_of_cifar_100():

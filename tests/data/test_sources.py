@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data import cifar10, sources
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.npz import npz_labels
+from fedkeel.data.settings import Data
 from fedkeel.data.sources import SOURCES, load, load_rows
-from fedkeel.errors import FedkeelError
 
 
 def fails(source: str, **settings: Any) -> str:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.config import Data, Partition
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.partition import Manifest, split
+from fedkeel.data.settings import Data, Partition
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 
 
 def toy(counts: list[list[int]], tests: list[list[int]] | None = None) -> Dataset:

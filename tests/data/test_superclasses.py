@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeel.config import Data, Partition
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import named
 from fedkeel.data.partition import split
+from fedkeel.data.settings import Data, Partition
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 
 
 def fails(**settings: Any) -> str:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from fedkeel.config import Data, Partition
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data import splits
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import describe, render
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.partition import PARTITIONS, Manifest, split
+from fedkeel.data.settings import Data, Partition
 from fedkeel.data.shifts import long_tail
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 
 
 def toy(train: list[int], test: list[int], superclasses: tuple[int, ...] | None = None) -> Dataset:

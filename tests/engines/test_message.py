@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkeel.engines.message import FIXED, Down, Up, decode, encode, size
-from fedkeel.errors import BadMessage
+from fedkeel.core.errors import BadMessage
+from fedkeel.core.message import FIXED, Down, Up, decode, encode, size
 
 ARRAYS = st.dictionaries(
     st.text(min_size=1, max_size=20),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federations import clients
+from fedkeel.core.method import Phase
 from fedkeel.engines.base import schedule, steps_of
-from fedkeel.method import Phase
 
 PHASE = Phase("train", epochs=3, batch=8)
 

@@ -10,15 +10,15 @@ from torch.nn.functional import cross_entropy
 
 from duals import paired
 from federations import clients
+from fedkeel.core.method import METHODS, State, Task
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree, take
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import State, Task, find
-from fedkeel.methods.clip_lora import ClipLora
-from fedkeel.methods.fedpurel import FedPuReL
-from fedkeel.methods.fedsa_clip_lora import FedSAClipLora
-from fedkeel.rng import generator
-from fedkeel.tree import Tree, take
+from fedkeel.methods.dual.clip_lora import ClipLora
+from fedkeel.methods.dual.fedpurel import FedPuReL
+from fedkeel.methods.dual.fedsa_clip_lora import FedSAClipLora
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "text_tokens": 8, "blocks": (1,), "rank": 2, "lr": 0.05, "batch": 1000}
 SHARED = {"peft.A.1.attention.self.query", "peft.A.1.attention.self.key", "peft.A.1.attention.self.value"}
@@ -121,5 +121,5 @@ def test_fedpurel_without_alignment_is_clip_lora() -> None:
 
 
 def test_both_are_found_by_name() -> None:
-    assert find("clip-lora") is ClipLora
-    assert find("fedsa-clip-lora") is FedSAClipLora
+    assert METHODS["clip-lora"] is ClipLora
+    assert METHODS["fedsa-clip-lora"] is FedSAClipLora

@@ -10,14 +10,14 @@ import torch
 from test_steps import ENGINES
 
 from federations import TASK, clients, played
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import State
+from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import State
-from fedkeel.methods.co_teaching import CoTeaching
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.rng import generator
+from fedkeel.methods.heads.co_teaching import CoTeaching
+from fedkeel.methods.heads.fedavg import FedAvg
 
 SIZES, CLASSES, DIM = (7, 4), 3, 2
 

@@ -6,10 +6,10 @@ import torch
 
 from backbones import gradient_by_hand, pictures_of, plain_step, reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.tree import learnt, take
 from fedkeel.engines.local import LocalEngine
-from fedkeel.methods.ditto import Ditto
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.tree import learnt, take
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.networks.ditto import Ditto
 
 HOW = {"rounds": 3, "batch": 50, "epochs": 1, "lr": 0.01, "weight_decay": 0.0}
 SIZES = (6, 9, 5)

@@ -13,16 +13,16 @@ from scipy.special import log_softmax
 import fedkeel as fk
 from duals import NAMES, bert_folder, paired, texts_of
 from federations import clients, played
+from fedkeel.core.method import Batch, State, Task, Visit
+from fedkeel.core.tree import Tree, digest, put, select, take
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Batch, State, Task, Visit
-from fedkeel.methods.dual_tuned import OWN, PEFT, DualTuned
-from fedkeel.methods.fedotp import FedOTP
-from fedkeel.methods.fedpgp import FedPGP
-from fedkeel.methods.promptfl import PromptFL
-from fedkeel.methods.promptfolio import PromptFolio
-from fedkeel.tree import Tree, digest, put, select, take
+from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
+from fedkeel.methods.dual.fedotp import FedOTP
+from fedkeel.methods.dual.fedpgp import FedPGP
+from fedkeel.methods.dual.promptfl import PromptFL
+from fedkeel.methods.dual.promptfolio import PromptFolio
 
 JOINT = (PromptFolio, FedOTP, FedPGP)
 every_joint = pytest.mark.parametrize("kind", JOINT)

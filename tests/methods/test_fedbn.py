@@ -9,13 +9,13 @@ import torch
 
 from backbones import WIDTH, reading_images, same, small_bert
 from federations import CLASSES, clients, played
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Task
+from fedkeel.core.tree import NORM, STATS, select
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Task
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.fedbn import FedBN
-from fedkeel.tree import NORM, STATS, select
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.networks.fedbn import FedBN
 
 HOW = {"rounds": 3, "batch": 4, "epochs": 1, "lr": 0.01, "weight_decay": 0.0}
 FEDBN, FEDAVG = FedBN(**HOW), FedAvg(tune="network", **HOW)

@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from backbones import logits_by_hand, pictures_of, plain_step, reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.method import Update
+from fedkeel.core.tree import Tree, learnt
 from fedkeel.engines.base import schedule
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Update
-from fedkeel.methods.fedl2g import GUIDE, FedL2G
-from fedkeel.tree import Tree, learnt
+from fedkeel.methods.networks.fedl2g import GUIDE, FedL2G
 
 METHOD = FedL2G(rounds=3, warmup=1, inner_lr=0.5, batch=50)
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from torch import Tensor
 
+from fedkeel.core.method import Batch, State, Task, Visit
+from fedkeel.core.tree import Tree, digest, put, take
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, schedule
-from fedkeel.loop import ENGINES
-from fedkeel.method import Batch, State, Task, Visit
-from fedkeel.methods.dual_tuned import OWN, PEFT
-from fedkeel.methods.fedclip import FedCLIP
-from fedkeel.methods.fedpurel import FedPuReL, conflict, purified, task_and_alignment
+from fedkeel.methods.dual.base import OWN, PEFT
+from fedkeel.methods.dual.fedclip import FedCLIP
+from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
 from fedkeel.models.alignment import divergence
 from fedkeel.models.dual import Dual, Items, items
-from fedkeel.tree import Tree, digest, put, take
+from fedkeel.run.loop import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
 

@@ -6,10 +6,10 @@ import torch
 
 from backbones import gradient_by_hand, pictures_of, plain_step, reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.tree import HEAD, select
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.methods.fedrep import FedRep
-from fedkeel.tree import HEAD, select
+from fedkeel.methods.networks.fedrep import FedRep
 
 METHOD = FedRep(rounds=2, optimizer="sgd", lr=0.5, head_epochs=3, batch=50)
 

@@ -11,14 +11,14 @@ from torch import Tensor
 import fedkeel as fk
 from backbones import reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Visit
+from fedkeel.core.tree import Tree, put, select, take
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Visit
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.fedsoup import FedSoup
-from fedkeel.tree import Tree, put, select, take
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.networks.fedsoup import FedSoup
 
 METHOD = FedSoup(rounds=8, batch=50)
 SOUP = METHOD.plan(8)[1]

@@ -10,16 +10,16 @@ import torch
 from test_steps import ENGINES, one_round, two_clients
 
 from federations import TASK, clients, played
+from fedkeel.core.method import Batch, Method, State, Task, Visit
+from fedkeel.core.rng import generator
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
-from fedkeel.method import Batch, Method, State, Task, Visit
-from fedkeel.methods.fedabc import FedABC
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.fedova import FedOVA
-from fedkeel.methods.fedrs import FedRS
-from fedkeel.methods.linear_probe import LinearProbe
-from fedkeel.methods.symmetric_ce import SymmetricCE
-from fedkeel.rng import generator
+from fedkeel.methods.heads.base import LinearProbe
+from fedkeel.methods.heads.fedabc import FedABC
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.fedova import FedOVA
+from fedkeel.methods.heads.fedrs import FedRS
+from fedkeel.methods.heads.symmetric_ce import SymmetricCE
 
 TWO = Task(dim=2, classes=3, clients=2, seed=0)
 ONE_STEP = {"optimizer": "sgd", "lr": 0.6, "epochs": 1, "batch": 10, "weight_decay": 0.0}

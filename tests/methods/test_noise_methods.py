@@ -12,18 +12,18 @@ from numpy.testing import assert_allclose
 from scipy.special import log_softmax, softmax
 
 from federations import CLASSES, DIM, clients
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Batch, Method, Phase, State, Task, Update, Visit
+from fedkeel.core.tree import Tree
 from fedkeel.engines.base import Clients, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Batch, Method, Phase, State, Task, Update, Visit
-from fedkeel.methods import fedcorr, fednoro
-from fedkeel.methods.fedcorr import FedCorr
-from fedkeel.methods.fedltf import FedLTF
-from fedkeel.methods.fednoro import FedNoRo
-from fedkeel.methods.linear_probe import BIAS, WEIGHT
-from fedkeel.metrics.noise import high_group, intrinsic_dimension
-from fedkeel.tree import Tree
+from fedkeel.methods.heads import fedcorr, fednoro
+from fedkeel.methods.heads.base import BIAS, WEIGHT
+from fedkeel.methods.heads.fedcorr import FedCorr
+from fedkeel.methods.heads.fedltf import FedLTF
+from fedkeel.methods.heads.fednoro import FedNoRo
+from fedkeel.methods.heads.noise import high_group, intrinsic_dimension
 
 NOISY_ONES = (1, 4, 6)
 BATCH = 5

@@ -14,18 +14,18 @@ import torch
 from test_steps import ENGINES, X, Y, two_clients
 
 from federations import TASK, clients, played
-from fedkeel.config import load
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Method, Task
+from fedkeel.core.tree import Tree
 from fedkeel.engines.base import schedule
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Method, Task
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.fednova import FedNova
-from fedkeel.methods.fedprox import FedProx
-from fedkeel.methods.scaffold import Scaffold
-from fedkeel.methods.server_optimizers import FedAdam, FedAvgM
-from fedkeel.tree import Tree
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.fednova import FedNova
+from fedkeel.methods.heads.fedprox import FedProx
+from fedkeel.methods.heads.scaffold import Scaffold
+from fedkeel.methods.heads.server_optimizers import FedAdam, FedAvgM
+from fedkeel.run.config import load
 
 TWO = Task(dim=2, classes=3, clients=2, seed=0)
 ROWS = [np.array([0]), np.array([1, 2])]

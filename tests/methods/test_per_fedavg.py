@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from backbones import gradient_by_hand, pictures_of, plain_step, reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.tree import learnt, put
 from fedkeel.engines.local import LocalEngine
-from fedkeel.methods.per_fedavg import PerFedAvg
-from fedkeel.tree import learnt, put
+from fedkeel.methods.networks.per_fedavg import PerFedAvg
 
 SGD = {"optimizer": "sgd", "lr": 0.3, "alpha": 0.7, "batch": 50}
 

@@ -10,11 +10,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from backbones import WIDTH, gradient_by_hand, pictures_of, plain_step, reading_images, same
 from federations import CLASSES, clients, played
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import select
 from fedkeel.engines.local import LocalEngine
-from fedkeel.methods.network import encoded
-from fedkeel.methods.pfedfda import COVARIANCE, MEANS, Gauss, PFedFDA, between, folds, head
-from fedkeel.rng import generator
-from fedkeel.tree import select
+from fedkeel.methods.networks.base import encoded
+from fedkeel.methods.networks.pfedfda import COVARIANCE, MEANS, Gauss, PFedFDA, between, folds, head
 
 DIM = 5
 METHOD = PFedFDA(rounds=1, optimizer="sgd", lr=0.1, batch=50)

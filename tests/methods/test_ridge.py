@@ -12,20 +12,20 @@ from sklearn.linear_model import Ridge as PooledRidge
 
 import fedkeel as fk
 from federations import CLASSES, DIM, clients
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Method, State, Task
+from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, Exchange, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Method, State, Task
-from fedkeel.methods.closed_form import ClosedForm
-from fedkeel.methods.ncm import NCM
-from fedkeel.methods.oll import OLL
-from fedkeel.methods.ridge import Ridge, held_out
-from fedkeel.methods.ridge_rf import RidgeRF, drawn, mapped
+from fedkeel.methods.heads.closed_form import ClosedForm
+from fedkeel.methods.heads.ncm import NCM
+from fedkeel.methods.heads.oll import OLL
+from fedkeel.methods.heads.ridge import Ridge, held_out
+from fedkeel.methods.heads.ridge_rf import RidgeRF, drawn, mapped
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.ridge import GRID, row_sums, solve
-from fedkeel.rng import generator
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
 HEADER = 60

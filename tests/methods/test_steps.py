@@ -8,14 +8,14 @@ import torch
 from sklearn.linear_model import Ridge
 
 from federations import CLASSES, DIM, TASK, clients
+from fedkeel.core.method import Method, State, Task
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Method, State, Task
-from fedkeel.methods.centre import Centre
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.ova_lp import TAUS, OvaLP
+from fedkeel.methods.heads.centre import Centre
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.ova_lp import TAUS, OvaLP
 from fedkeel.models.ridge import GRID, row_sums, solve
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from backbones import LENGTH, WIDTH, WORDS, reading, small_bert
 from federations import CLASSES, clients
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import METHODS, Batch, Method, State, Update, Visit
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
 from fedkeel.engines.local import LocalEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import METHODS, Batch, Method, State, Update, Visit, find
-from fedkeel.methods.fft_moe import FFTMoE
-from fedkeel.methods.flora import Flora
-from fedkeel.methods.frlora import FRLora
-from fedkeel.methods.lora import Lora
+from fedkeel.methods.transformer.fft_moe import FFTMoE
+from fedkeel.methods.transformer.flora import Flora
+from fedkeel.methods.transformer.frlora import FRLora
+from fedkeel.methods.transformer.lora import Lora
 from fedkeel.models.backbone import Backbone, Inputs
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
-
-find("fedavg")
 
 
 def rows(count: int = 6) -> Inputs:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedkeel.config import load
-from fedkeel.errors import FedkeelError
-from fedkeel.events import Log, Record, read
+from fedkeel.core.errors import FedkeelError
 from fedkeel.metrics.balance import Balance, balancedness, groups
+from fedkeel.run.config import load
+from fedkeel.run.events import Log, Record, read
 
 
 def record(

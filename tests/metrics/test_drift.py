@@ -15,18 +15,18 @@ import torch
 import fedkeel as fk
 from federations import CLASSES, TASK, clients
 from fedkeel import api
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import METHODS, Batch, Method, State, Visit
+from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, going_down
 from fedkeel.engines.local import first_of, gradients
-from fedkeel.errors import FedkeelError
-from fedkeel.events import read
-from fedkeel.method import METHODS, Batch, Method, State, Visit
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.linear_probe import LinearProbe
-from fedkeel.methods.ova_lp import OvaLP
+from fedkeel.methods.heads.base import LinearProbe
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.ova_lp import OvaLP
 from fedkeel.metrics import drift as module
 from fedkeel.metrics.drift import Drift, drift, linear_head, stepping
-from fedkeel.rng import generator
+from fedkeel.run.events import read
 
 METHODS_AND_ROUNDS = pytest.mark.parametrize(
     ("method", "round"),

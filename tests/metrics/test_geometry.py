@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedkeel.core.rng import generator
 from fedkeel.metrics import geometry as module
 from fedkeel.metrics.geometry import Geometry, geometry
-from fedkeel.rng import generator
 
 
 def blobs(sizes: tuple[int, ...], dim: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import WIDTH, seeded, small_bert
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, Model, open_named
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duals import COLOURS, NAMES, bert_folder, clip_folder, dinov2_folder, pictures_in, siglip_folder
-from fedkeel.config import Data
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.data.settings import Data
 from fedkeel.models.dual import SCALE, Dual, items, open_dual
 from fedkeel.models.encoders import open_named
-from fedkeel.rng import generator
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import torch
 import transformers
 from PIL import Image
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.settings import Data
 from fedkeel.data.sources import load
-from fedkeel.errors import FedkeelError
 from fedkeel.models import networks
 from fedkeel.models.encoders import ENCODERS, NETWORKS, RowError, encoder_name, open_encoder
 

@@ -10,13 +10,13 @@ import torch
 
 from duals import paired
 from federations import clients
+from fedkeel.core.method import METHODS, Batch
+from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.method import Batch, find
 from fedkeel.models import grab
 from fedkeel.models.grab import BEFORE, CONTROL, ERROR, balanced, fresh, weight
-from fedkeel.tree import STATS, Tree, select
 
 
 def batch(labels: list[int]) -> Batch:
@@ -117,7 +117,7 @@ def test_the_rarest_class_weighs_most_and_its_two_sums_are_held_together(seed: i
 
 
 def served() -> tuple[Clients, Any, Any]:
-    method = find("promptfl")(rounds=3, participation=1.0, batch=4, balance="grab", lr=0.1, personal_epochs=1)
+    method = METHODS["promptfl"](rounds=3, participation=1.0, batch=4, balance="grab", lr=0.1, personal_epochs=1)
     who, task = paired(clients((9, 6)), method)  # type: ignore[arg-type]
     return who, method, method.start(task)
 
@@ -152,9 +152,9 @@ def test_a_client_goes_on_where_it_was_on_every_engine(engine: type, monkeypatch
 
 def test_the_balancer_acts_on_purified_gradients_too() -> None:
     """In FedPuReL's first phase the task gradient is the balanced one, and the controllers move once per step."""
-    from fedkeel.methods.fedpurel import task_and_alignment
+    from fedkeel.methods.dual.fedpurel import task_and_alignment
 
-    method = find("fedpurel")(peft="adapter", balance="grab")
+    method = METHODS["fedpurel"](peft="adapter", balance="grab")
     who, task = paired(clients((7,)), method)  # type: ignore[arg-type]
     x: Any = who.x
     whole = Batch(x, who.y, torch.full((7,), 1 / 7), torch.empty(0))

@@ -22,15 +22,15 @@ from duals import (
     small_dual,
     texts_of,
 )
-from fedkeel.config import Data
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
+from fedkeel.data.settings import Data
 from fedkeel.models.backbone import TOWERS
 from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.halves import Blocks, UpperHalf, lower_half, whole_tower
 from fedkeel.models.peft import Lora
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
 
 TEXTS = texts_of(np.arange(9) % len(NAMES))
 PICTURES = pictures_in(np.arange(5) % len(COLOURS))

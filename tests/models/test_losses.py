@@ -10,11 +10,11 @@ import torch
 from scipy.special import expit, log_softmax
 from torch import Tensor
 
-from fedkeel.method import Batch, Visit
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.linear_probe import LinearProbe
-from fedkeel.methods.ova_lp import OvaLP
-from fedkeel.rng import generator
+from fedkeel.core.method import Batch, Visit
+from fedkeel.core.rng import generator
+from fedkeel.methods.heads.base import LinearProbe
+from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.ova_lp import OvaLP
 
 ROWS, CLASSES = 7, 5
 DRAW = generator(0, "losses")

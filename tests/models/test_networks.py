@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree, digest
 from fedkeel.models.backbone import Backbone, features_of, network_weights
 from fedkeel.models.encoders import open_named
 from fedkeel.models.networks import NETWORKS, ResNet18, as_pixels, fresh, whole_patches
-from fedkeel.rng import generator
-from fedkeel.tree import Tree, digest
 
 SIDES = {"cnn": 8, "resnet18": 224, "resnet18-small": 16, "vit-tiny": 8}
 

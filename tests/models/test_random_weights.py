@@ -11,8 +11,8 @@ import torch
 import transformers
 from test_encoders import bert, clip, dataset, fails, image_processor, pictures, save, tokenizer, vit
 
-from fedkeel.config import Data
-from fedkeel.data.features import features
+from fedkeel.data.settings import Data
+from fedkeel.models.cache import features
 from fedkeel.models.encoders import Encoder, open_encoder
 from fedkeel.models.prepare import mean_energy
 

@@ -12,7 +12,7 @@ from scipy.optimize import linprog, minimize
 from torch.nn.functional import normalize
 
 from duals import NAMES, bert_folder, small_dual, small_encoder, texts_of
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
 from fedkeel.models import transport
 from fedkeel.models.dual import Items, items
 from fedkeel.models.encoders import Encoder, Model

@@ -13,19 +13,19 @@ import torch
 from scipy import stats
 from torch.nn.functional import cross_entropy, gelu, max_pool2d
 
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Batch, Visit
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree, digest, learnt, select, take
 from fedkeel.engines import wire
 from fedkeel.engines.alone import as_batch
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Batch, Visit
-from fedkeel.personal.lss_ft import LssFT, simplex, squared_volume
-from fedkeel.personal.strategy import Strategy, find, strategies
-from fedkeel.rng import generator
-from fedkeel.tree import Tree, digest, learnt, select, take
+from fedkeel.personal.strategies.lss_ft import LssFT, simplex, squared_volume
+from fedkeel.personal.strategy import STRATEGIES, Strategy
 from worlds import CLIENT, as_tree, parameters_of, personal, same, trained, whole, world
 
-ALL = sorted(strategies())
+ALL = sorted(STRATEGIES)
 ADAPTERS = ("lora-ft", "adapter-ft")
 PLAIN: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "epochs": 1, "batch": 1000, "batch_norm": "train"}
 """One step on all rows of a client."""
@@ -93,7 +93,7 @@ def test_flooding_turns_the_gradient_around_below_its_level() -> None:
     below = personal("ft", flood=50.0, **PLAIN)
     for name in learnt(ft):
         torch.testing.assert_close(below[name] - start[name], start[name] - ft[name], rtol=0, atol=1e-6)
-    level, loss = find("ft")(flood=0.5).flooded, torch.tensor(2.0)
+    level, loss = STRATEGIES["ft"](flood=0.5).flooded, torch.tensor(2.0)
     assert [float(level(loss)), float(level(loss / 10))] == pytest.approx([2.0, 0.8])  # |0.2 - 0.5| + 0.5
 
 

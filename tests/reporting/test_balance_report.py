@@ -14,15 +14,15 @@ from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F
 from test_report import Page
 
 import fedkeel as fk
-from fedkeel.events import Record
 from fedkeel.metrics.balance import balancedness
 from fedkeel.metrics.personal import Personal
-from fedkeel.reporting import balance, balance_plots, beside, html, personal, plots
+from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel
+from fedkeel.reporting import balance, balance_plots, html, personal, plots
 from fedkeel.reporting.balance_plots import Served
 from fedkeel.reporting.measures import METRICS, Ran
-from fedkeel.reporting.papers import PAPERS, RECIPES, fedpurel
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import groups
+from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,12 @@ import pytest
 from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F401  a fixture
 from test_report import Page
 
-from fedkeel.errors import FedkeelError
-from fedkeel.events import Log, Record, read
-from fedkeel.grid import Variant
-from fedkeel.reporting import beside, html, personal, personal_plots, plots, sweeps, tables, ways
+from fedkeel.core.errors import FedkeelError
+from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
+from fedkeel.reporting import html, personal, personal_plots, plots, sweeps, tables, ways
 from fedkeel.reporting.measures import METRICS, Ran
-from fedkeel.reporting.papers import PAPERS, RECIPES, lp_ft
+from fedkeel.run.events import Log, Record, read
+from fedkeel.study.grid import Variant
 
 DOMAINS = ("mnist", "photos", "optdigits", "mfeat", "fonts")
 BEFORE = (0.8, 0.7, 0.75, 0.8, 0.45)

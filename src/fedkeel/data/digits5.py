@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest, file_sha256
-from fedkeel.errors import FedkeelError
 
 PACK = Path(__file__).parent / "embedded" / "digits5.npz"
 DOMAINS = ("fonts", "mfeat", "mnist", "mnist-photos", "optdigits")

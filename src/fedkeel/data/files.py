@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset, Kind, with_superclass_column
-from fedkeel.errors import FedkeelError
+from fedkeel.data.settings import Data
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 LONGEST_TEXT = 1 << 24

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.data.settings import Data
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""

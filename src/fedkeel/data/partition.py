@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeel.atomic import write_atomically
-from fedkeel.config import Partition
+from fedkeel.core.atomic import write_atomically
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.rng import generator
 from fedkeel.data import splits
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.ownership import Ownership
-from fedkeel.errors import FedkeelError, unknown
-from fedkeel.rng import generator
+from fedkeel.data.settings import Partition
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.partition import Manifest
-from fedkeel.errors import FedkeelError, unknown
-from fedkeel.rng import generator
 
 
 def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int, order: str = "label") -> np.ndarray:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.rng import generator
 from fedkeel.data.dataset import Dataset, Kind, Ready, with_superclasses
 from fedkeel.data.files import (
     IMAGE_SUFFIXES,
@@ -25,9 +26,8 @@ from fedkeel.data.files import (
     read_csv,
 )
 from fedkeel.data.npz import load_npz, npz_rows, read_npz
+from fedkeel.data.settings import Data
 from fedkeel.data.splits import largest_remainder
-from fedkeel.errors import FedkeelError, unknown
-from fedkeel.rng import generator
 
 SOURCES: dict[str, str] = {
     "newsgroups20": "11,314 + 7,532 posts to 20 newsgroups, with their MiniLM features; comes with fedkeel",

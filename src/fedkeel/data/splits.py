@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeel.config import Partition
-from fedkeel.errors import FedkeelError
-from fedkeel.rng import generator
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.data.settings import Partition
 
 TRIES = 100
 """How often a balanced Dirichlet split is drawn until nobody is empty."""

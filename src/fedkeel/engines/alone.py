@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import Batch, Method, Visit
+from fedkeel.core.tree import STATS, Tree
 from fedkeel.engines.base import Clients, schedule
-from fedkeel.method import Batch, Method, Visit
 from fedkeel.models.backbone import Inputs
-from fedkeel.tree import STATS, Tree
 
 
 def train(method: Method, clients: Clients, client: int, visit: Visit) -> tuple[Tree, Tree]:

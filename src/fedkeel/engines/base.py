@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.aggregate.gate import Refusal
+from fedkeel.core.method import Method, Phase, State, Update, sampled
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree, select
 from fedkeel.data.ownership import Ownership
-from fedkeel.method import Method, Phase, State, Update, sampled
-from fedkeel.rng import generator
-from fedkeel.tree import Tree, select
+from fedkeel.engines.gate import Refusal
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.aggregate.gate import Refusal, refused_in_stack
-from fedkeel.aggregate.gather import Gather
+from fedkeel.core.message import Down, Up, size
+from fedkeel.core.method import Batch, Method, Phase, State, Visit, outgoing
+from fedkeel.core.tree import Tree, select, stack, unstack
 from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down, one_batch, schedule, steps_of, visited
-from fedkeel.engines.message import Down, Up, size
+from fedkeel.engines.gate import Refusal, refused_in_stack
+from fedkeel.engines.gather import Gather
 from fedkeel.engines.threads import Places, side_by_side
-from fedkeel.method import Batch, Method, Phase, State, Visit, outgoing
-from fedkeel.methods.fedavg import FedAvg
-from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe
-from fedkeel.tree import Tree, select, stack, unstack
+from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe
+from fedkeel.methods.heads.fedavg import FedAvg
 
 CACHE_BYTES = 8 * 2**20
 """Room for the weights, gradients and two moments of one stack."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from fedkeel.aggregate.gate import Refusal, refusal
-from fedkeel.aggregate.gather import Gather
+from fedkeel.core.errors import BadMessage
+from fedkeel.core.message import Down, Up, decode, encode
+from fedkeel.core.method import TOLD, Method, Phase, State, Visit, outgoing
+from fedkeel.core.tree import Tree, select, unstack
 from fedkeel.engines import alone
 from fedkeel.engines.base import Clients, Exchange, going_down
-from fedkeel.engines.message import Down, Up, decode, encode
-from fedkeel.errors import BadMessage
-from fedkeel.method import TOLD, Method, Phase, State, Visit, outgoing
-from fedkeel.tree import Tree, select, unstack
+from fedkeel.engines.gate import Refusal, refusal
+from fedkeel.engines.gather import Gather
 
 Transport = Callable[[str, bytes], bytes]
 

@@ -39,11 +39,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Batch, Method, Phase, State, Visit
+from fedkeel.core.tree import Tree
 from fedkeel.engines.base import Clients, going_down
-from fedkeel.errors import FedkeelError
-from fedkeel.method import Batch, Method, Phase, State, Visit
-from fedkeel.methods.linear_probe import BIAS, WEIGHT, LinearProbe, logits
-from fedkeel.tree import Tree
+from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe, logits
 
 LEVELS = 100
 ROOM = 2**22

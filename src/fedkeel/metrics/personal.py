@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeel.errors import FedkeelError
-from fedkeel.events import Record
+from fedkeel.core.errors import FedkeelError
 from fedkeel.metrics.accuracy import OWN_ROWS
+from fedkeel.run.events import Record
 
 Number = float | None
 

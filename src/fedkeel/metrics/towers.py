@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import State
+from fedkeel.core.tree import Tree
 from fedkeel.engines.base import Clients, schedule
-from fedkeel.method import State
-from fedkeel.methods.dual_tuned import PART, DualTuned
+from fedkeel.methods.dual.base import PART, DualTuned
 from fedkeel.metrics.accuracy import Evaluation, TestSets
 from fedkeel.models.alignment import divergence, pull
 from fedkeel.models.losses import softmax_rows
-from fedkeel.tree import Tree
 
 MOST_ANGLES = 10
 """Clients whose gradients are compared after a round."""

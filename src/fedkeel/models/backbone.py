@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import BODY, NORM, STATS, Tree
 from fedkeel.data.dataset import Kind
-from fedkeel.errors import FedkeelError
 from fedkeel.models.encoders import Encoder, Model
-from fedkeel.tree import BODY, NORM, STATS, Tree
 
 # What the families of models call the same layers.
 QUERY, VALUE = ("query", "q_proj", "q_lin"), ("value", "v_proj", "v_lin")

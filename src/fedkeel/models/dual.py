@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind, named
-from fedkeel.errors import FedkeelError
+from fedkeel.data.settings import Data
 from fedkeel.models.encoders import Encoder, Model
 
 TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedkeel.config import Data
+from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.data.dataset import Dataset, Kind
 from fedkeel.data.files import file_sha256
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.data.settings import Data
 
 ENCODERS: dict[str, str] = {
     "none": "for sources that hold features already: they are used as they are",

@@ -25,9 +25,9 @@ import math
 import torch
 from torch import Tensor
 
-from fedkeel.method import Batch
+from fedkeel.core.method import Batch
+from fedkeel.core.tree import STATS, Tree
 from fedkeel.models.losses import binary_residual, one_hot
-from fedkeel.tree import STATS, Tree
 
 PROPORTIONAL, INTEGRAL, DERIVATIVE = 10.0, 0.01, 0.1
 CONTROL, ERROR, BEFORE = f"{STATS}grab.u", f"{STATS}grab.error", f"{STATS}grab.before"

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
-from fedkeel.errors import FedkeelError
 from fedkeel.models.backbone import TOWERS
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.transformers_encoder import ANY_ROW, Apply, Read, in_batches

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
 from fedkeel.models.encoders import BATCH, Encoder, Model, RowError, open_image
-from fedkeel.rng import generator
 
 IMAGENET_SIDE = 224
 

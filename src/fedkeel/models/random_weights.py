@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
 from fedkeel.data.files import digest
-from fedkeel.errors import FedkeelError
 from fedkeel.models.encoders import Encoder, Model
-from fedkeel.rng import generator
 
 
 def untrained(trained: Encoder) -> Encoder:

@@ -17,8 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError
-from fedkeel.tree import Tree
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import Tree
 
 SQUARES, CLASS_SUMS, CLASS_ROWS = "sum.squares", "sum.x", "sum.rows"
 GRID = tuple(10 ** (quarter / 4) for quarter in range(-16, 5))

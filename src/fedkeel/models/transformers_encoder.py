@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
 from fedkeel.data.files import digest, file_sha256, folder_or_id
-from fedkeel.errors import FedkeelError
 from fedkeel.models.encoders import BATCH, Encoder, Model, Pooling, open_image
 
 MINILM_TOKENS = 256

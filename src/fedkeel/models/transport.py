@@ -24,13 +24,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Items
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.halves import cut_texts
 from fedkeel.models.peft.prompt import CONTEXT, Prompt
 from fedkeel.models.transformers_encoder import ANY_ROW, in_batches
-from fedkeel.tree import Tree
 
 LOCAL = "local"
 STEPS, STILL = 100, 1e-3

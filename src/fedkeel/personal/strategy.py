@@ -20,14 +20,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError, unknown
-from fedkeel.method import Batch, Method, Phase, State, Visit, from_settings, kept_in, settings
-from fedkeel.methods.linear_probe import logits as linear
-from fedkeel.methods.tuned import Tuned, head_logits
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Batch, Method, Phase, State, Visit, from_settings, settings
+from fedkeel.core.optim import SGD, AdamW, Optim
+from fedkeel.core.registry import Registry
+from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree
+from fedkeel.methods.heads.base import logits as linear
+from fedkeel.methods.transformer.base import Tuned, head_logits
 from fedkeel.models.backbone import Backbone, features_of
 from fedkeel.models.losses import softmax_rows
-from fedkeel.optim import SGD, AdamW, Optim
-from fedkeel.tree import BODY, HEAD, NORM, STATS, Tree
 
 PART = 256
 """Rows that are encoded at once outside of training."""
@@ -149,23 +150,19 @@ class Strategy(Method):
         return torch.cat([self.logits(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
 
 
-STRATEGIES: dict[str, type[Strategy]] = {}
+STRATEGIES: Registry[Strategy] = Registry(
+    "way to personalise",
+    "fedkeel.personal.strategies",
+    hint="personalises a finished run, it trains none: run another method, then fedkeel personalize RUN "
+    "--method {name}",
+)
 
 
 def register(name: str, paper: str) -> Callable[[type[Strategy]], type[Strategy]]:
     """Class decorator that makes a strategy known by name."""
-    return kept_in(STRATEGIES, name, paper)
 
+    def keep(cls: type[Strategy]) -> type[Strategy]:
+        cls.name, cls.paper = name, paper
+        return STRATEGIES.add(name)(cls)
 
-def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy by name."""
-    import fedkeel.personal  # noqa: F401  registers every file of the package
-
-    return STRATEGIES
-
-
-def find(name: str) -> type[Strategy]:
-    known = strategies()
-    if name not in known:
-        raise unknown("way to personalise", name, known)
-    return known[name]
+    return keep

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.events import Record, personalised
-from fedkeel.grid import Variant
 from fedkeel.metrics.balance import GROUPS, Balance
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting.tables import summary_row
+from fedkeel.run.events import Record, personalised
+from fedkeel.study.grid import Variant
 
 KB, MB, GB = 2**10, 2**20, 2**30
 

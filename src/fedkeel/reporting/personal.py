@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
 
-from fedkeel.events import Record
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
 from fedkeel.reporting.plots import Picture
 from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
 from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways
+from fedkeel.run.events import Record
 
 BEFORE = "global model (before)"
 MOST_MAPS = 12

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.events import Record
 from fedkeel.metrics.convergence import retained
 from fedkeel.reporting.tables import Group, format_bytes
+from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

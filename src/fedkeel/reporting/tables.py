@@ -7,7 +7,6 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from fedkeel.config import Partition, Shift
-from fedkeel.errors import FedkeelError
-from fedkeel.events import Record
+from fedkeel.data.settings import Partition, Shift
 from fedkeel.metrics.convergence import acc95_round, retained
+from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -395,10 +393,8 @@ def _unusual(
 
 def _method_defaults(name: str) -> dict[str, Any]:
     """Of a method that this fedkeel knows; a user's own is named with all its settings."""
-    from fedkeel.method import METHODS, find
+    from fedkeel.core.method import METHODS
 
-    with suppress(FedkeelError):
-        find(name)
     return _defaults("method", METHODS[name]) if name in METHODS else {}
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.events import Record, personalised
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting.tables import Group
+from fedkeel.run.events import Record, personalised
 
 OWN = "personal models of the method"
 ORDER = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")

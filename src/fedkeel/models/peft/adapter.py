@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.peft.module import Module
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
 
 
 class Adapter(Module):

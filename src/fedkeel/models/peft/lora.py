@@ -17,14 +17,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
 from fedkeel.models.backbone import QUERY, VALUE
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.encoders import Encoder
 from fedkeel.models.halves import Blocks, UpperHalf, lower_half, whole_tower
 from fedkeel.models.peft.module import Module
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
 
 KEY = ("key", "k_proj", "k_lin")
 BELOW = "below"

@@ -7,9 +7,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.encoders import Encoder
-from fedkeel.tree import Tree
 
 
 class Module(BaseModel):

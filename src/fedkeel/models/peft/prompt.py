@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.rng import generator
+from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.peft.module import Module
-from fedkeel.rng import generator
-from fedkeel.tree import Tree
 
 CONTEXT = "context"
 

@@ -1,0 +1,33 @@
+"""Mistakes a user can mend, each told in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedkeelError(Exception):
+    """One line that says who, what, got, expected and what to do; the command ends with exit code 2."""
+
+
+class Stopped(FedkeelError):
+    """The user pressed Ctrl-C; the line says how to go on."""
+
+
+class BadMessage(FedkeelError):
+    """Bytes that are not a message of ours, or not the one that was due."""
+
+
+class UnknownName(FedkeelError, KeyError):
+    """A name that does not exist."""
+
+    def __str__(self) -> str:  # a KeyError would put it in quotes
+        return str(self.args[0])
+
+
+def unknown(what: str, got: str, options: Iterable[str]) -> UnknownName:
+    """The error for a name that does not exist: suggests the nearest one, else lists what there is."""
+    names = sorted(options)
+    near = get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names)}"
+    return UnknownName(f"unknown {what} {got!r}: {hint}")

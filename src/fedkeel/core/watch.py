@@ -1,0 +1,20 @@
+"""How a long task tells what it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Silent unless told otherwise."""
+
+    encoded: Callable[[int, int], None] = lambda done, total: None
+    round: Callable[[int, int, float], None] = lambda round, rounds, accuracy: None
+    client: Callable[[int, int, float | None], None] = lambda done, total, accuracy: None
+    """a client was personalised; the accuracy is that of its model on its own test set"""
+    notice: Callable[[str], None] = lambda text: None
+
+
+SILENT = Watch()

@@ -1,0 +1,45 @@
+"""What methods share in which a client has a prompt of its own beside the shared one and trains both in every visit.
+
+Their papers train both parts together and average the shared one by rows: that is the phase "joint". So that methods
+are compared with equal means (our choice), ``schedule = "sequential"`` adds the final phase that every other method of
+a dual encoder has: ``personal_epochs`` passes over a client's rows with the shared part frozen. "interleaved" is
+the papers' joint training alone. Without a client's own part the model is the shared prompt by itself (our choice).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedkeel.core.method import Batch, Phase, Visit
+from fedkeel.core.tree import Tree, take
+from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
+from fedkeel.models.dual import Items
+from fedkeel.models.peft import Prompt
+
+
+class Jointly(Prompt, DualTuned):
+    schedule: Literal["sequential", "interleaved"] = "sequential"
+    """both parts are trained in every round; sequential: and the personal one alone after the last"""
+
+    @property
+    def module(self) -> Prompt:
+        return Prompt.of(self)
+
+    def both(self, shared: Tree, own: Tree, x: Items) -> Tensor:
+        """The logits of a client's model: of its own tensors and the shared ones."""
+        raise NotImplementedError
+
+    def plan(self, round: int) -> list[Phase]:
+        first, *last = super().plan(round)
+        return [self.phase("joint", (PEFT, OWN), (PEFT,), cohort=first.cohort), *last]
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        x: Any = batch.x
+        whole = {**visit.down, **params}
+        return self.task_loss(self.both(take(PEFT, whole), take(OWN, whole), x), params, batch)
+
+    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+        common, own = take(PEFT, shared), take(OWN, mine)
+        return (self.both(common, own, x) if own else self.module.logits(common, x),)

@@ -1,0 +1,28 @@
+"""Zero-shot: the dual encoder as it is. What every method that tunes it must be set beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.core.method import Phase, register
+from fedkeel.core.tree import Tree
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.models.peft import Module
+
+
+@register("zero-shot", paper="class features of a template, nothing trained (Radford et al., CLIP, ICML 2021)")
+class ZeroShot(DualTuned):
+    rounds: int = Field(1, ge=1)
+
+    @property
+    def module(self) -> Module:
+        return Module()
+
+    def plan(self, round: int) -> list[Phase]:
+        return []
+
+    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+        return (x.zero_shot,)

@@ -1,0 +1,85 @@
+"""What the personalised methods that train a whole network share: the cross-entropy, end to end on inputs.
+
+Head and encoder start, batch norms move and dropout is off as in ``fedavg`` with ``tune = "network"``. What a client
+keeps under its own name takes the place of what is shared, and what it keeps beside it, under ``own.``, does as well.
+
+Our choices, for all of them: AdamW with lr 1e-3, new at every visit, and batches of 64, where their papers mostly take
+SGD; what is averaged is averaged by rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
+from fedkeel.core.tree import BODY, NETWORK, NORM, STATS, Tree, take
+from fedkeel.methods.heads.fedavg import PART, network_logits, random_head
+from fedkeel.models.backbone import features_of
+from fedkeel.models.losses import softmax_rows
+
+OWN = "own."
+"""Where a client keeps its own version of a tensor that is also shared."""
+ENCODER = (BODY, NORM, STATS)
+
+
+class Network(Trained):
+    personal: ClassVar[bool] = True
+
+    epochs: int = Field(1, ge=1)
+    batch: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    tokens: int = Field(128, ge=2)
+    """of a text, read at most this many tokens"""
+
+    @property
+    def reads(self) -> Literal["features", "inputs"]:
+        return "inputs"
+
+    def start(self, task: Task) -> State:
+        return State({**random_head(task), **task.backbone.tree(task.seed)})
+
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase("train")]
+
+    def phase(self, name: str, trains: tuple[str, ...] = NETWORK, sends: tuple[str, ...] = NETWORK) -> Phase:
+        return Phase(name, trains, sends, epochs=self.epochs, batch=self.batch, optim=self.optim)
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        return cross_entropy({**visit.down, **visit.mine, **params}, batch)
+
+    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+        tree = {**state.down, **mine, **take(OWN, mine)}
+        return torch.cat([network_logits(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
+
+
+def cross_entropy(tree: Tree, batch: Batch) -> Tensor:
+    return batch.mean(softmax_rows(network_logits(tree, batch.x), batch.y))
+
+
+def copied(tree: Tree) -> Tree:
+    """The same values in memory of their own: what a client keeps is never a view of what the server holds."""
+    return {name: value.clone() for name, value in tree.items()}
+
+
+def encoded(tree: Tree, x: Any) -> Tensor:
+    """Features of many rows, by a network that is not trained meanwhile."""
+    with torch.no_grad():
+        return torch.cat([features_of(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Two batches of disjoint rows; a single row has to be in both."""
+    rows = len(batch.y)
+    if rows == 1:
+        return batch, batch
+    return part_of(batch, slice(rows // 2)), part_of(batch, slice(rows // 2, rows))
+
+
+def part_of(batch: Batch, which: slice) -> Batch:
+    y = batch.y[which]
+    return Batch(batch.x[which], y, torch.full((len(y),), 1.0 / len(y)), batch.u[which])

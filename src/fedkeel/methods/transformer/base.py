@@ -1,0 +1,79 @@
+"""What all methods that tune a transformer share: a softmax head on features that the method's own parameters shape.
+
+A method adds ``adapters``, its parameters at the start, and ``adapted``, what they do to the frozen network. The head
+starts at zero, and its features have length sqrt(d), as after a layer norm: the learning rates of the papers are those
+of transformers whose features have it (both our choices). Inputs, not features, are read in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
+from fedkeel.core.tree import Tree
+from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
+from fedkeel.models.losses import softmax_rows
+
+UNCUT = 10**6
+PART = 64
+"""Rows that are predicted at once."""
+
+
+class Tuned(Trained):
+    batch: int = Field(32, ge=1)
+    epochs: int = Field(1, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    tokens: int = Field(128, ge=2)
+    """of a text, read at most this many tokens"""
+
+    @property
+    def reads(self) -> Literal["features", "inputs"]:
+        return "inputs"
+
+    def adapters(self, task: Task) -> Tree:
+        """The method's own parameters at the start."""
+        raise NotImplementedError
+
+    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+        """What the parameters do to the network: arguments of ``Inputs.features``."""
+        raise NotImplementedError
+
+    def start(self, task: Task) -> State:
+        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
+        return State({**self.adapters(task), **head})
+
+    def plan(self, round: int) -> list[Phase]:
+        return [Phase("train", trains=("",), sends=("",), epochs=self.epochs, batch=self.batch, optim=self.optim)]
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        whole = {**visit.down, **visit.mine, **params}
+        return batch.mean(softmax_rows(self.logits(whole, batch.x), batch.y))
+
+    def features(self, params: Tree, x: Any) -> Tensor:
+        features: Tensor = x.features(**self.adapted(params, x))
+        return features
+
+    def logits(self, params: Tree, x: Any) -> Tensor:
+        return head_logits(params, self.features(params, x))
+
+    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+        return torch.cat([self.logits({**state.shared, **mine}, part) for part in x.parts(PART)])
+
+
+def tokens_of(method: Method) -> int:
+    """How many tokens of a text a method reads, or the one whose model it personalises.
+
+    A head on features was trained on all that the encoder reads, so nothing may be cut off there.
+    """
+    of: Method = getattr(method, "base", method)
+    return UNCUT if of.reads == "features" else int(getattr(of, "tokens", 128))
+
+
+def head_logits(params: Tree, features: Tensor) -> Tensor:
+    return logits(params, features.shape[-1] ** 0.5 * normalize(features, dim=-1))

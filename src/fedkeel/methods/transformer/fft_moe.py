@@ -1,0 +1,75 @@
+"""FFT-MoE: a mixture of small experts beside the MLP of every block of a frozen transformer.
+
+Hu et al., FFT-MoE: Efficient Federated Fine-Tuning for Foundation Models via Large-Scale Sparse MoE under Heterogeneous
+Edge, arXiv 2508.18663. To the output of a block's MLP is added
+    sum_{m in top-k} g_m(x) E_m(x),   g = softmax(W_R x),   E_m(x) = U_m gelu(D_m x),
+and the loss is CE + lambda * aux. Experts, routers and head are averaged by rows.
+
+The exact form of the paper's load balance is not known to us: aux is that of Switch (Fedus et al., JMLR 2022),
+M sum_m f_m P_m with f_m the share of tokens sent to expert m and P_m its mean gate, over all blocks and tokens. Our
+choices: U = 0 at the start; all clients have the same k. Settings of OvA-LP's Table 8: 8 experts of rank 2, k = 1,
+lambda 1e-5, Adam lr 3e-4 with weight decay 1e-2, one epoch, batch 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from fedkeel.core.method import Batch, Task, Visit, register
+from fedkeel.core.tree import Tree
+from fedkeel.methods.transformer.base import Tuned, head_logits
+from fedkeel.methods.transformer.lora import gaussian
+from fedkeel.models.losses import softmax_rows
+
+
+@register("fft-moe", paper="experts and a router in every block (Hu et al., arXiv 2508.18663)")
+class FFTMoE(Tuned):
+    experts: int = Field(8, ge=1)
+    rank: int = Field(2, ge=1)
+    """of each expert"""
+    top: int = Field(1, ge=1)
+    """how many experts a token is sent to"""
+    balance: float = Field(1e-5, ge=0)
+    """lambda, the weight of the load balance"""
+    batch: int = Field(128, ge=1)
+    lr: float = Field(3e-4, gt=0)
+    weight_decay: float = Field(1e-2, ge=0)
+
+    def adapters(self, task: Task) -> Tree:
+        tree, width = {}, task.backbone.width
+        for block in range(len(task.backbone.mlps)):
+            key = task.seed, "moe", block
+            tree[f"moe.{block:02d}.router"] = gaussian(self.experts, width, *key, "router")
+            down = gaussian(self.experts * self.rank, width, *key, "down")
+            tree[f"moe.{block:02d}.down"] = down.view(self.experts, self.rank, width)
+            tree[f"moe.{block:02d}.up"] = torch.zeros(self.experts, width, self.rank)
+        return tree
+
+    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+        return {"added": [self.mixture(params, block, []) for block in range(len(x.backbone.mlps))]}
+
+    def mixture(self, params: Tree, block: int, loads: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        """What a block adds; every use leaves its load balance in ``loads``."""
+        router, down, up = (params[f"moe.{block:02d}.{part}"] for part in ("router", "down", "up"))
+
+        def add(x: Tensor) -> Tensor:
+            gates = (x @ router.T).softmax(-1)
+            chosen = torch.zeros_like(gates).scatter(-1, gates.topk(min(self.top, self.experts)).indices, 1.0)
+            tokens = tuple(range(gates.ndim - 1))
+            loads.append(self.experts * (chosen.mean(tokens) / self.top * gates.mean(tokens)).sum())
+            inside = gelu(torch.einsum("...d,mrd->...mr", x, down))
+            return torch.einsum("...mr,mdr,...m->...d", inside, up, gates * chosen)
+
+        return add
+
+    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+        loads: list[Tensor] = []
+        added = [self.mixture(params, block, loads) for block in range(len(batch.x.backbone.mlps))]  # type: ignore[attr-defined]
+        scores = head_logits(params, batch.x.features(added=added))  # type: ignore[attr-defined]
+        return batch.mean(softmax_rows(scores, batch.y)) + self.balance * torch.stack(loads).mean()

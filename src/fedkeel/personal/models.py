@@ -1,0 +1,202 @@
+"""Personalise a finished run: every client trains its own model from the global one, and nothing leaves it.
+
+One client after the other, so memory does not grow with the federation. What is finished is on disk: a personal model
+as its difference to the run's, and a line of what it is worth. The same command continues after an interruption.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from fedkeel import __version__
+from fedkeel.core.atomic import claim, write_atomically
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.method import settings
+from fedkeel.core.tree import digest
+from fedkeel.core.watch import Watch
+from fedkeel.data.dataset import Dataset
+from fedkeel.engines.threads import Places, side_by_side
+from fedkeel.models.backbone import Backbone
+from fedkeel.personal.strategy import STRATEGIES, Strategy
+from fedkeel.personal.work import Work
+from fedkeel.run.config import assignment, checked, nested
+from fedkeel.run.events import EVENTS, PERSONAL, Log, Record, read
+from fedkeel.run.federation import assemble
+from fedkeel.run.folder import CONFIG, stored
+from fedkeel.run.loop import ENGINES
+from fedkeel.run.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.run.simulate import about_clients, about_data
+from fedkeel.study.grid import Variant
+
+NO_SETTINGS = ("rounds", "participation", "of")
+"""Fields of a strategy that users cannot set."""
+
+
+def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
+    """The variant with ``method.key=value`` texts laid over it."""
+    said = nested(dict(assignment(text) for text in texts))
+    others = [section for section in said if section != "method"]
+    if others:
+        raise FedkeelError(
+            f"--set {others[0]}: a run keeps its data, split and seed when it is personalised; set method.* only, e.g. "
+            "method.epochs=10"
+        )
+    changes = said.get("method", {})
+    if not isinstance(changes, dict) or "name" in changes:
+        raise FedkeelError(
+            "--set method: --method names the way to personalise; --set takes its settings, e.g. method.epochs=10"
+        )
+    return Variant(variant.name, {**variant.settings, **changes})
+
+
+def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
+    """The strategy with its settings, for the model of a run."""
+    found = STRATEGIES[variant.name]
+    if run.method.reads == "dual":
+        raise FedkeelError(
+            f"method {run.method.name} has a dual encoder, and personalize goes on from heads and whole networks only: "
+            "use the models that the run left each client, fedkeel predict --client NAME"
+        )
+    for key in NO_SETTINGS:
+        if key in variant.settings:
+            raise FedkeelError(
+                f"{where}: method.{key} means nothing to {variant.name}, which every client does once "
+                "and by itself: leave it out"
+            )
+    strategy = checked(found, {"rounds": 1, **variant.settings}, where, prefix="method.")
+    return strategy.on(run.method)
+
+
+def personalize(
+    run: Path, variant: Variant, dataset: Dataset, engine: str, only: Sequence[str], watch: Watch
+) -> Record:
+    """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``."""
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    experiment, model = stored(run), Model.load(run / MODEL)
+    torch.set_num_threads(experiment.run.threads or os.cpu_count() or 1)
+    strategy = strategy_of(variant, model)
+    federation = assemble(experiment, dataset, watch)
+    if federation.manifest.hash != read(run).start["data"]["manifest"]:
+        raise FedkeelError(f"{run}: the data are not those that the run was trained on; restore them, or run again")
+    used = federation.features
+    if (used.weights, used.transform) != (model.data["weights"], model.data["transform"]):
+        raise FedkeelError(
+            f"{run}: the encoder {used.encoder} is not the one that the run was trained with, its weights "
+            "or settings have changed; restore it, or run again"
+        )
+    work = Work.on(strategy, model, federation, experiment)
+    if strategy.reads != model.method.reads and not work.reads_as(federation):
+        watch.notice(
+            f"{dataset.name} keeps less of its rows than its features were made of, so the global model is worse on "
+            "what the encoder reads here than it was in the run; the record has both"
+        )
+    chosen = work.chosen(only, watch)
+    folder = run / PERSONAL / variant.label
+    config = {**experiment.model_dump(mode="json", exclude_none=True), "method": _plain(settings(strategy))}
+    _begin(folder, config)
+    busy = f"{folder} is in use by another command: wait for it, or choose other settings"
+    with claim(folder / CLIENTS, folder / CONFIG, busy), Log(folder / EVENTS) as log:
+        if not log.begun:
+            data = about_data(federation, work.clients.x, len(work.tests.y))
+            everybody = list(range(len(work.clients.names)))
+            who = about_clients(federation, everybody)
+            log.write("start", version=__version__, config=config, data=data, clients=who, model=model.digest)
+        known = _of_this(model, read(folder))
+        if known.personal_test is None:
+            log.write("personal_test", **work.test())
+        done = {event["client"]: event for event in known.personal}
+        files = {client: client_file(folder, work.clients.names[client]) for client in chosen}
+        open_ones = [client for client in chosen if client not in done or not files[client].exists()]
+
+        def personalise(place: Work, client: int) -> dict[str, Any]:
+            return place.personalise(client, ENGINES[engine](place.clients), files[client])
+
+        for event in side_by_side(personalise, open_ones, Places(work, work.twin)):
+            log.write("personal", **event)
+            if event["distortion"] is None:
+                watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
+            left = open_ones.index(event["client"]) + 1 - len(open_ones)
+            watch.client(len(chosen) + left, len(chosen), event["on"][event["client"]])
+        digest_of_all = _digest(folder)
+        if known.end is None or known.end["digest"] != digest_of_all:
+            log.write("end", digest=digest_of_all)
+    return read(folder)
+
+
+def _plain(section: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null."""
+    kept = {key: value for key, value in section.items() if value is not None}
+    return {key: _plain(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _begin(folder: Path, config: dict[str, Any]) -> None:
+    """Write down how the models are made, or make sure that they were begun in the same way."""
+    text = tomli_w.dumps(config)
+    if not (folder / CONFIG).exists():
+        (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / CONFIG, text.encode())
+    elif (folder / CONFIG).read_text(encoding="utf-8") != text:
+        raise FedkeelError(f"{folder} was made with other settings: delete it to make it anew")
+
+
+def _of_this(model: Model, record: Record) -> Record:
+    """The record, of models that were made from this one: their files hold differences to it."""
+    if record.start.get("model", model.digest) != model.digest:
+        raise FedkeelError(
+            f"{record.folder} was made from another model than the run has now: delete it to make it anew"
+        )
+    return record
+
+
+def _digest(folder: Path) -> str:
+    """Of all personal models together."""
+    paths = sorted((folder / CLIENTS).glob("*.safetensors"))
+    return sha256("".join(f"{path.stem} {digest(load_client(path))}\n" for path in paths).encode()).hexdigest()
+
+
+def personal_model(run: Path, client: str, label: str | None) -> Model:
+    """A client's own model: of the way to personalise that is named, or of the only one that there is."""
+    model = Model.load(run / MODEL)
+    if model.method.personal:
+        return replace(model, mine=load_client(_of_client(run, client)))
+    made = sorted(path.name for path in (run / PERSONAL).glob("*") if (path / CLIENTS).is_dir())
+    if not made:
+        raise FedkeelError(f"{run} has no personal models: fedkeel personalize {run} --method lp-ft makes them")
+    if label is None and len(made) > 1:
+        raise FedkeelError(f"{run} was personalised in {len(made)} ways: say which with --personal {made[0]}")
+    if label is not None and label not in made:
+        raise unknown(f"personal models of {run}:", label, made)
+    folder = run / PERSONAL / (label or made[0])
+    _of_this(model, read(folder))
+    moved = load_client(_of_client(folder, client))
+    strategy = from_settings_of(folder)
+    shared = dict(model.shared)
+    if strategy.reads == "inputs" and model.method.reads == "features":
+        shared = {**Backbone.of(model.encoder([])).tree(0), **shared}
+    mine = {name: shared[name] + value if name in shared else value for name, value in moved.items()}
+    return replace(model, method=strategy, shared=shared, mine=mine)
+
+
+def _of_client(folder: Path, client: str) -> Path:
+    path = client_file(folder, client)
+    if not path.exists():
+        names = read(folder).start["clients"]["names"]
+        if client not in names:
+            raise unknown("client", client, names)
+        raise FedkeelError(f"client {client} has no model in {folder}: it keeps the global one; leave out --client")
+    return path
+
+
+def from_settings_of(folder: Path) -> Strategy:
+    section = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["method"]
+    return STRATEGIES[section["name"]](**{key: value for key, value in section.items() if key != "name"})

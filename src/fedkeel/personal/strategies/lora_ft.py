@@ -1,0 +1,61 @@
+"""LoRA FT: a personal low-rank adapter in every attention layer, and the head; the network stays the global one.
+
+LP-FT (arXiv 2511.12695), Appendix D.1, after LoRA (Hu et al., ICLR 2022): W + (alpha / r) B A with B = 0 at the start.
+Rank and place are not given: rank 8, alpha 16, query and value weights are our choices, as in lora.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.tree import HEAD, Tree
+from fedkeel.methods.transformer.base import Tuned
+from fedkeel.methods.transformer.lora import gaussian
+from fedkeel.models.backbone import Backbone, network_weights
+from fedkeel.personal.strategy import Strategy, register
+
+
+class Adapted(Strategy):
+    """A strategy that adds parameters of its own to a transformer, and trains them and the head."""
+
+    prefix: ClassVar[str] = "adapter."
+
+    def on(self, run: Method) -> Strategy:
+        if isinstance(run, Tuned):
+            raise FedkeelError(f"{self.name} adds adapters to a network, but {run.name} has some: use ft or lp-ft")
+        return super().on(run)
+
+    def plan(self, round: int) -> list[Phase]:
+        return [self.stage("tune", (self.prefix, HEAD), self.epochs)]
+
+
+@register("lora-ft", paper="a personal low-rank adapter and head (Hu et al., ICLR 2022)")
+class LoraFT(Adapted):
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    """the adapter counts alpha / rank times"""
+
+    def extra(self, backbone: Backbone, seed: int) -> Tree:
+        backbone.must_be_transformer()
+        factors = {}
+        for index, name in enumerate(backbone.attention):
+            out, into = backbone.weight(name).shape
+            factors[f"adapter.A.{index:02d}"] = gaussian(self.rank, into, seed, "lora-ft", index)
+            factors[f"adapter.B.{index:02d}"] = torch.zeros(out, self.rank)
+        return factors
+
+    def features(self, tree: Tree, x: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return x
+        weights = network_weights(tree)
+        for index, name in enumerate(x.backbone.attention):
+            b, a = tree[f"adapter.B.{index:02d}"], tree[f"adapter.A.{index:02d}"]
+            weights[name] = weights.get(name, x.backbone.weight(name)) + self.alpha / self.rank * b @ a
+        features: Tensor = x.features(weights=weights)
+        return features

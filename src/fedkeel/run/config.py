@@ -1,0 +1,209 @@
+"""An experiment as one frozen value: the TOML file, the --set overrides and the Python keywords are the same thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError
+
+from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.method import METHODS, from_settings, settings
+from fedkeel.core.settings import Section
+from fedkeel.data.settings import Data, Partition, Shift
+
+DEFAULT_METHOD = "ova-lp"
+Model = TypeVar("Model", bound=BaseModel)
+Said = dict[str, Any]
+"""Sections with some of their keys."""
+
+
+class Run(Section):
+    seed: int = Field(0, ge=0)
+    engine: Literal["local", "wire"] = "local"
+    threads: int = Field(0, ge=0)
+    """CPU threads; 0 = all cores"""
+    keep: Literal["last", "best"] = "last"
+    """the finished model: after the last round, or after the round that is best on the clients' validation rows"""
+    drift: bool = False
+    """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
+
+
+class Report(Section):
+    """How reports of a run read its events: no result depends on it."""
+
+    head: int = Field(100, ge=0)
+    """classes with more training rows than this, over all clients, are head classes"""
+    tail: int = Field(20, ge=0)
+    """classes with at most so many are tail classes; mid is what is between"""
+    balance_scale: float = Field(10.0, gt=0)
+    """how fast balancedness falls with the differences between the accuracies of classes"""
+
+
+class Experiment(Section):
+    """Everything a run depends on. ``method`` is open here: the named method's own model checks it."""
+
+    data: Data = Data()
+    shift: Shift = Shift()
+    partition: Partition = Partition()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
+    run: Run = Run()
+    report: Report = Report()
+
+    def digest(self) -> str:
+        """sha256 of the complete configuration, leaving out what cannot change a result."""
+        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "report": True})
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def toml(self) -> str:
+        """The complete configuration; reading it back gives an equal experiment."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def with_values(self, values: Mapping[str, Any]) -> Experiment:
+        """A copy with some dotted keys set, e.g. ``{"run.seed": 42}``."""
+        return build(nested(values), base=self.said())
+
+    def with_texts(self, overrides: Iterable[str]) -> Experiment:
+        """A copy with ``key=value`` texts applied, as --set gives them."""
+        changes = dict(assignment(text) for text in overrides)
+        return build(nested(changes), base=self.said(), where="--set") if changes else self
+
+    def said(self) -> Said:
+        """All sections, the method's without what is its default: another method has defaults of its own."""
+        own = from_settings(self.method).model_dump(exclude_defaults=True)
+        return {**self.model_dump(), "method": {"name": self.method["name"], **own}}
+
+
+def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a TOML file (None: all defaults) with ``key=value`` overrides on top."""
+    experiment = build({}, base=_plain(path), where=str(path))
+    overrides = list(overrides)
+    return build({}, base=given(path, overrides), where="--set") if overrides else experiment
+
+
+def given(config: str | Path | Experiment | None, overrides: Iterable[str] = ()) -> Said:
+    """What a file or value and ``key=value`` texts say, without the defaults of what they leave out.
+
+    A method that is chosen later then comes with its own defaults instead of those of another one.
+    """
+    said = config.said() if isinstance(config, Experiment) else _plain(config)
+    return laid(said, nested(dict(assignment(text) for text in overrides)))
+
+
+def _plain(path: str | Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedkeelError(f"there is no config file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedkeelError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise FedkeelError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, where: str = "config") -> Experiment:
+    """An experiment from nested sections laid over others; every key and value is checked, the method's too."""
+    experiment = checked(Experiment, laid(base or {}, changes), where)
+    named = METHODS[str(experiment.method.get("name", DEFAULT_METHOD))]
+    fields = {key: value for key, value in experiment.method.items() if key != "name"}
+    method = checked(named, fields, where, prefix="method.")
+    if experiment.run.keep == "best":
+        if not experiment.partition.validation:
+            raise FedkeelError(
+                f"{where}: run.keep is 'best', but clients hold no rows back to judge by: set partition.validation, "
+                "e.g. 0.1"
+            )
+        if method.personal:
+            raise FedkeelError(f"{where}: run.keep is 'best', but {method.name} has personal models: set it to 'last'")
+    head, tail = experiment.report.head, experiment.report.tail
+    if tail > head:
+        raise FedkeelError(f"{where}: report.tail is {tail}, above report.head, {head}: make it the smaller one")
+    if experiment.run.drift and method.reads != "dual":
+        from fedkeel.metrics.drift import linear_head
+
+        linear_head(method)
+    return experiment.model_copy(update={"method": settings(method)})
+
+
+def laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Said:
+    """Sections laid over others, key by key; a change of method drops the settings that only the old one has."""
+    return {**base, **{name: _laid_over(name, base.get(name) or {}, values) for name, values in changes.items()}}
+
+
+def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        if section not in Experiment.model_fields:
+            raise unknown("key", section, _keys())
+        example = next(key for key in _keys() if key.startswith(f"{section}."))
+        raise FedkeelError(f"{section} is a section: set one of its keys, e.g. {example}")
+    if section == "method" and values.get("name", before.get("name")) != before.get("name"):
+        names = str(before.get("name", DEFAULT_METHOD)), str(values["name"])
+        old, new = (METHODS[name].model_fields for name in names)
+        before = {key: value for key, value in before.items() if key in new or key not in old}  # drop the old one's own
+    return {**before, **values}
+
+
+def _keys() -> list[str]:
+    """Every dotted key outside of a method's own."""
+    sections: dict[str, type[Section]] = {"data": Data, "shift": Shift, "partition": Partition}
+    sections |= {"run": Run, "report": Report}
+    own = ["method.name", "method.rounds", "method.participation"]
+    return own + [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
+
+
+def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
+    """The model with these values; a key or value it does not take is told in one line."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = prefix + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = [f"{prefix}{field}" for field in model.model_fields] if prefix else _keys()
+            raise FedkeelError(f"{where}: {unknown('key', key, known)}") from None
+        wrong = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:  # of keys that do not go together
+            raise FedkeelError(f"{where}: {wrong}") from None
+        raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")
+    return key.strip(), value_of(value)
+
+
+def value_of(text: str) -> Any:
+    """What TOML reads a text as, else the text itself; and {} is text, as no setting is a table."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return text.strip() if isinstance(value, dict) else value
+
+
+def nested(values: Mapping[str, Any]) -> Said:
+    """Dotted keys as sections: {"run.seed": 42} -> {"run": {"seed": 42}}."""
+    sections: Said = {}
+    for key, value in values.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            sections.setdefault(section, {})[name] = value
+        else:
+            sections[section] = value
+    return sections
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a key that is not set is not written."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
