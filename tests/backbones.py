@@ -13,7 +13,7 @@ from fedkeel.core.method import Task
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree, learnt
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients
+from fedkeel.engines.sites import Sites
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, Model
 
@@ -49,7 +49,7 @@ def small_bert() -> Backbone:
     return Backbone.of(Encoder("bert", "texts", "", "", load))
 
 
-def reading(who: Clients, classes: int) -> tuple[Clients, Task]:
+def reading(who: Sites, classes: int) -> tuple[Sites, Task]:
     """The same clients with rows of words, a few of which tell the class."""
     draw = generator(0, "words")
     ids = draw.integers(10, WORDS, (len(who.y), LENGTH))
@@ -57,7 +57,7 @@ def reading(who: Clients, classes: int) -> tuple[Clients, Task]:
     ids[::3, 4] = 0  # some rows are shorter
     backbone = small_bert()
     inputs: Any = backbone.inputs(list(ids), LENGTH)
-    clients = Clients(who.names, inputs, who.y, who.owned, who.seed, classes)
+    clients = Sites(who.names, inputs, who.y, who.owned, who.seed, classes)
     return clients, Task(WIDTH, classes, len(who.names), 0, len(who.y), backbone)
 
 
@@ -93,7 +93,7 @@ def small_cnn() -> Backbone:
     return Backbone.of(Encoder("small-cnn", "images", "", "", load))
 
 
-def reading_images(who: Clients, classes: int, shift: float = 1.0) -> tuple[Clients, Task]:
+def reading_images(who: Sites, classes: int, shift: float = 1.0) -> tuple[Sites, Task]:
     """The same clients with noisy pictures of their classes, brighter from client to client.
 
     Of every client with three rows or more, copies of the first two come last and are held back for validation.
@@ -112,7 +112,7 @@ def reading_images(who: Clients, classes: int, shift: float = 1.0) -> tuple[Clie
     inputs: Any = small_cnn().inputs(np.concatenate([pictures, pictures[flat]]).astype(np.float32), 0)
     labels = torch.cat([who.y, who.y[torch.from_numpy(flat)]])
     validation = Ownership.of_lists(added)
-    clients = Clients(who.names, inputs, labels, who.owned, who.seed, classes, validation=validation)
+    clients = Sites(who.names, inputs, labels, who.owned, who.seed, classes, validation=validation)
     return clients, Task(WIDTH, classes, len(who.names), 0, len(who.y), small_cnn())
 
 
@@ -128,10 +128,10 @@ def logits_by_hand(tree: Tree, images: Tensor, moves: bool = False) -> Tensor:
     return f.linear(x.tanh(), tree["head.weight"], tree["head.bias"])
 
 
-def pictures_of(who: Clients, client: int) -> tuple[Tensor, Tensor]:
+def pictures_of(who: Sites, client: int) -> tuple[Tensor, Tensor]:
     """The pictures and labels of a client."""
     rows: Any = who.x
-    return rows.read(who.owned.of(client))["pixel_values"], who.y[who.rows(client)]
+    return rows.source(who.owned.of(client))["pixel_values"], who.y[who.rows(client)]
 
 
 def gradient_by_hand(tree: Tree, images: Tensor, labels: Tensor, moves: bool = False) -> Tree:

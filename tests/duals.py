@@ -17,7 +17,7 @@ from backbones import seeded
 from fedkeel.core.method import Task
 from fedkeel.core.rng import generator
 from fedkeel.data.settings import Data
-from fedkeel.engines.base import Clients
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.models.dual import Dual, Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
@@ -77,10 +77,10 @@ def _read(module: Module, labels: tuple[int, ...]) -> Items:
     return items(dual, **{"features": item.encode(texts), **made})
 
 
-def paired(who: Clients, method: DualTuned) -> tuple[Clients, Task]:
+def paired(who: Sites, method: DualTuned) -> tuple[Sites, Task]:
     """The same clients with texts, and all that the method needs of them."""
     x: Any = _read(method.module, tuple(who.y.tolist()))
-    clients = Clients(who.names, x, who.y, who.owned, who.seed, len(NAMES))
+    clients = Sites(who.names, x, who.y, who.owned, who.seed, len(NAMES))
     return clients, Task(x.dual.dim, len(NAMES), len(who.names), 0, len(who.y), dual=x.dual)
 
 

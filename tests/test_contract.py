@@ -13,13 +13,17 @@ import torch
 
 from backbones import reading, reading_images
 from duals import paired
-from federations import CLASSES, TASK, PersonalBias, clients
+from federations import CLASSES, TASK, PersonalBias, clients, private_of
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import decode
 from fedkeel.core.method import METHODS, Method, State, Task, Visit
 from fedkeel.core.tree import Tree, digest
-from fedkeel.engines import alone, base, local
-from fedkeel.engines.base import Clients, choose
+from fedkeel.engines import base, local, site
+from fedkeel.engines.base import choose
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.simulated import Simulated
+from fedkeel.engines.sites import Sites
+from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.heads.base import BIAS, WEIGHT
@@ -27,9 +31,10 @@ from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.networks.base import Network
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.peft import KINDS
-from fedkeel.run.checkpoint import Journal
-from fedkeel.run.events import Log
-from fedkeel.run.loop import ENGINES, Loop
+from fedkeel.runs.checkpoint import Checkpoints
+from fedkeel.runs.events import Log
+from fedkeel.runs.loop import Loop
+from fedkeel.runs.simulate import ENGINES
 
 ROUNDS = 3
 
@@ -84,7 +89,7 @@ VARIANTS |= {
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def federation_of(method: Method) -> tuple[Clients, Task]:
+def federation_of(method: Method) -> tuple[Sites, Task]:
     """Of features, of words for methods inside a transformer, of pictures for those that train a whole network.
 
     Of a few texts for methods of a dual encoder.
@@ -96,7 +101,7 @@ def federation_of(method: Method) -> tuple[Clients, Task]:
     return (reading if isinstance(method, Tuned) else reading_images)(clients(), CLASSES)
 
 
-def clients_of(method: Method) -> Clients:
+def clients_of(method: Method) -> Sites:
     return federation_of(method)[0]
 
 
@@ -104,14 +109,15 @@ def start_of(method: Method) -> State:
     return method.start(federation_of(method)[1])
 
 
-def play(method: Method, engine_of: type, who: Clients) -> State:
-    """All rounds without journal or log."""
-    engine, state = engine_of(who), start_of(method)
+def play(method: Method, engine: Simulated) -> State:
+    """All rounds without checkpoints or log."""
+    state = start_of(method)
     for round in range(1, method.rounds + 1):
         cohort: list[int] = []
         for phase in method.plan(round):
-            cohort = choose(who, method, phase, round, cohort)
+            cohort = choose(engine.roster, method, phase, round, cohort)
             exchange = engine.exchange(method, state, phase, round, cohort)
+            assert not exchange.refused
             if exchange.update is not None:
                 state = method.merge(state, exchange.update, phase)
     return state
@@ -126,13 +132,14 @@ def close(ours: Tree, reference: Tree, where: str) -> None:
 
 @every_method
 def test_engines_agree(method: Method) -> None:
-    fast, reference = clients_of(method), clients_of(method)
-    ours, theirs = play(method, LocalEngine, fast), play(method, WireEngine, reference)
+    fast, reference = LocalEngine(clients_of(method)), WireEngine(clients_of(method))
+    ours, theirs = play(method, fast), play(method, reference)
     assert any(value.abs().max() > 1e-3 for value in ours.shared.values()), "nothing was learnt"
     close(ours.down, theirs.down, "")
-    assert fast.private.keys() == reference.private.keys()
-    for client, mine in reference.private.items():
-        close(fast.private[client], mine, f"client {client} ")
+    kept = private_of(fast)
+    assert kept.keys() == private_of(reference).keys()
+    for client, mine in private_of(reference).items():
+        close(kept[client], mine, f"client {client} ")
 
 
 @every_method
@@ -161,16 +168,19 @@ def test_engines_visit_the_same_rows(method: Method, monkeypatch: pytest.MonkeyP
                 stacked.append((round, phase.name, client, step, picked, drawn))
         return index, weight, u, active
 
-    def spy_alone(who, client, round, phase):  # type: ignore[no-untyped-def]
-        for step, (picked, u) in enumerate(base.schedule(who, client, round, phase)):
-            now.append((round, phase.name, client, step, picked.tolist(), u.tolist()))
+    def spy_alone(seed, name, rows, round, phase):  # type: ignore[no-untyped-def]
+        client = int(name.removeprefix("site-"))
+        owned = who.owned.of(client)
+        for step, (picked, u) in enumerate(base.schedule(seed, name, rows, round, phase)):
+            now.append((round, phase.name, client, step, owned[picked].tolist(), u.tolist()))
             yield picked, u
 
     monkeypatch.setattr(local, "stacked_schedule", spy_stack)
-    monkeypatch.setattr(alone, "schedule", spy_alone)
-    play(method, LocalEngine, clients_of(method))
+    monkeypatch.setattr(site, "schedule", spy_alone)
+    who = clients_of(method)
+    play(method, LocalEngine(who))
     now = one_by_one
-    play(method, WireEngine, clients_of(method))
+    play(method, WireEngine(clients_of(method)))
     trains = any(phase.epochs for phase in method.plan(1))
     assert bool(one_by_one) == trains
     assert sorted(stacked) == sorted(one_by_one)
@@ -195,21 +205,26 @@ class KilledError(Exception):
 def journaled(method: Method, engine: str, folder: Path, stop_after: int | None) -> State:
     """Run or continue in a folder; dies right after the given number of phases is on disk."""
     folder.mkdir(exist_ok=True)
-    who = clients_of(method)
-    with Journal(folder, "experiment") as journal, Log(folder / "events.jsonl") as log:
-        save, count = journal.save, 0
+    with Checkpoints(folder, "experiment", every=0) as checkpoints, Log(folder / "events.jsonl") as log:
+        runner = ENGINES[engine](replace(clients_of(method), store=Store(checkpoints.private, "run")))
+        save, count = checkpoints.save, 0
 
         def counted(point):  # type: ignore[no-untyped-def]
             nonlocal count
+            if count == stop_after:  # dead: nothing is written any more
+                raise KilledError
             save(point)
             count += 1
             if count == stop_after:
                 raise KilledError
 
-        journal.save = counted  # type: ignore[method-assign]
-        loop = Loop(method, who, ENGINES[engine](who), log, journal, lambda round, state: 0.5)
-        state = loop.rounds(start_of(method), set())
-        kept = {f"{client}.{name}": value for client, mine in who.private.items() for name, value in mine.items()}
+        checkpoints.save = counted  # type: ignore[method-assign]
+        try:
+            state = Loop(method, runner, log, checkpoints).rounds(start_of(method))
+            private = private_of(runner)
+        finally:
+            runner.sites.store.close()
+        kept = {f"{client}.{name}": value for client, mine in private.items() for name, value in mine.items()}
         return State({**state.shared, **kept}, state.server)
 
 
@@ -223,13 +238,13 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
     who, sent = clients_of(method), []
     mark = np.float32(1.2345678e-3)
     if method.reads == "features":
-        who.x[:, 0] = float(mark)  # a feature that every row has
+        who.x.tensor[:, 0] = float(mark)  # a feature that every row has
 
     def listen(client: str, reply: bytes) -> bytes:
         sent.append(reply)
         return reply
 
-    engine, state, cohort = WireEngine(who, listen), start_of(method), [0, 1, 3]
+    engine, state, cohort = WireEngine(who, transport=listen), start_of(method), [0, 1, 3]
     once_held: list[tuple[int, Tree]] = []
     for round in (1, 2):
         for phase in method.plan(round):
@@ -239,7 +254,7 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
             if exchange.update is not None:
                 state = method.merge(state, exchange.update, phase)
             if isinstance(method, DualTuned):  # others may send how a private array moved, which at first is the array
-                once_held += [(client, dict(who.private.get(client, {}))) for client in cohort]
+                once_held += [(client, dict(private_of(engine).get(client, {}))) for client in cohort]
     everything = b"".join(sent)
     numbers = {
         number for reply in sent for array in decode(reply).arrays.values() for number in array.flatten().tolist()
@@ -249,7 +264,7 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
     for client in cohort:
         rows = who.owned.of(client)
         assert who.y[torch.from_numpy(rows)].numpy().tobytes() not in everything
-    for client, held in once_held or [(client, who.private.get(client, {})) for client in cohort]:
+    for client, held in once_held or [(client, private_of(engine).get(client, {})) for client in cohort]:
         for name, mine in held.items():
             assert name.encode() not in everything
             flat = mine.flatten().numpy()
@@ -277,12 +292,13 @@ class Leaky(PersonalBias):
 )
 def test_a_method_that_leaks_is_stopped_before_any_bytes(engine: type, under: str, sends: tuple[str, ...]) -> None:
     method, who, sent = Leaky(rounds=1, under=under), clients(), []
-    worker = WireEngine(who, lambda _, reply: sent.append(reply) or reply) if engine is WireEngine else engine(who)
+    listening = {"transport": lambda _, reply: sent.append(reply) or reply} if engine is WireEngine else {}
+    worker = engine(who, **listening)
     phase = replace(method.plan(1)[0], sends=sends)
-    with pytest.raises(ValueError, match=f"must not send {under}"):
+    with pytest.raises(FedkeelError, match=f"must not send {under}"):
         worker.exchange(method, start_of(method), phase, 1, [0, 1, 3])
     assert not sent
-    assert not who.private
+    assert not private_of(worker)
 
 
 def test_a_refused_client_keeps_its_old_private_state() -> None:
@@ -293,16 +309,17 @@ def test_a_refused_client_keeps_its_old_private_state() -> None:
         return reply[:-4] + np.float32(np.nan).tobytes() if client == "site-1" else reply
 
     state, phase = start_of(method), method.plan(1)[0]
-    exchange = WireEngine(who, spoil).exchange(method, state, phase, 1, [0, 1, 3])
+    engine = WireEngine(who, transport=spoil)
+    exchange = engine.exchange(method, state, phase, 1, [0, 1, 3])
     assert [refusal.client for refusal in exchange.refused] == ["site-1"]
-    assert sorted(who.private) == [0, 3]
+    assert sorted(private_of(engine)) == [0, 3]
 
 
 @pytest.mark.parametrize("cache", [1, 2_000, 10**9])
 def test_the_size_of_a_stack_does_not_change_the_numbers(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = play(VARIANTS["ova-lp"], LocalEngine, clients()).shared
+    whole = play(VARIANTS["ova-lp"], LocalEngine(clients())).shared
     monkeypatch.setattr(local, "CACHE_BYTES", cache)
-    close(play(VARIANTS["ova-lp"], LocalEngine, clients()).shared, whole, "")
+    close(play(VARIANTS["ova-lp"], LocalEngine(clients())).shared, whole, "")
 
 
 def test_the_order_of_the_cohort_does_not_change_the_reference() -> None:
@@ -316,7 +333,7 @@ def test_the_order_of_the_cohort_does_not_change_the_reference() -> None:
 
 
 def test_cohorts() -> None:
-    who, method = clients(), METHODS["fedavg"](participation=0.5)
+    who, method = LocalEngine(clients()).roster, METHODS["fedavg"](participation=0.5)
     phase = method.plan(1)[0]
     first, second = (choose(who, method, phase, round, []) for round in (1, 2))
     assert len(first) == 3, "half of the six clients with rows"

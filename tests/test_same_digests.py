@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import fedkeel as fk
+from federations import private_of
 from fedkeel.core.tree import digest
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
@@ -40,9 +41,9 @@ def same(what: str, found: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_methods(name: str, engine: str) -> None:
     method = VARIANTS[name]
-    who = clients_of(method)
-    state = play(method, ENGINES[engine], who)
-    kept = {f"{client}/{key}": value for client, mine in who.private.items() for key, value in mine.items()}
+    runner = ENGINES[engine](clients_of(method))
+    state = play(method, runner)
+    kept = {f"{client}/{key}": value for client, mine in private_of(runner).items() for key, value in mine.items()}
     same(f"method/{name}/{engine}", digest({**state.down, **kept}))
 
 

@@ -18,10 +18,10 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.models.networks import Cnn
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, assemble
-from fedkeel.run.model import Model
-from fedkeel.run.simulate import finished_model
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, assemble
+from fedkeel.runs.model import Model
+from fedkeel.runs.simulate import finished_model
 from fedkeel.study.grid import Variant
 
 CLIENT = 1
@@ -55,11 +55,11 @@ def world(encoder: str = "cnn") -> World:
         method={"name": "fedavg", "tune": "network", "rounds": 1, "epochs": 1, "batch": 16, "lr": 0.003},
     )
     federation, method = assemble(experiment, load(experiment.data)), from_settings(experiment.method)
-    clients = federation.clients(0)
-    inputs: Any = clients.x
-    state = method.start(Task(inputs.shape[1], 10, 4, 0, len(clients.y), inputs.backbone))
+    sites = federation.sites(0)
+    inputs: Any = sites.x
+    state = method.start(Task(inputs.dim, 10, 4, 0, len(sites.y), inputs.backbone))
     (phase,) = method.plan(1)
-    update = LocalEngine(clients).exchange(method, state, phase, 1, [0, 1, 2, 3]).update
+    update = LocalEngine(sites).exchange(method, state, phase, 1, [0, 1, 2, 3]).update
     assert update is not None
     state = method.merge(state, update, phase)
     return World(experiment, federation, finished_model(experiment, federation, method, state, None))
@@ -67,10 +67,11 @@ def world(encoder: str = "cnn") -> World:
 
 def trained(work: Work, engine: Any = LocalEngine, phases: list[Phase] | None = None) -> Tree:
     """What the client holds after all phases, or after the ones given."""
-    runner = engine(work.clients)
+    runner = engine(work.sites)
     for phase in phases or work.strategy.plan(1):
         assert runner.exchange(work.strategy, work.state, phase, 1, [CLIENT]).bytes_up == 0
-    mine = work.clients.private.pop(CLIENT)
+    mine = runner.mine(work.strategy, work.state, CLIENT)
+    work.sites.store.drop(work.sites.names[CLIENT])
     return mine if phases else {name: value for name, value in mine.items() if name in work.state.down}
 
 

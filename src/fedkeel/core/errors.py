@@ -31,3 +31,7 @@ def unknown(what: str, got: str, options: Iterable[str]) -> UnknownName:
     near = get_close_matches(got, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names)}"
     return UnknownName(f"unknown {what} {got!r}: {hint}")
+
+
+class MethodFailed(FedkeelError):
+    """A method raised something: the line says which method, where, for which client and in which round."""

@@ -6,11 +6,10 @@ an engine may run many clients at once by mapping these functions over a stack, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
+from fedkeel.core.roster import Enrolment
 from fedkeel.core.tree import Tree, select
 
 
@@ -40,16 +40,16 @@ class Phase:
     """Who takes part: a fresh sample, the cohort of the phase before, everybody, or the next of those who never did."""
     epochs: int = 1
     """Passes over the client's rows; 0 = no training, the client calls ``measure`` instead."""
-    on: Literal["train", "validation"] = "train"
-    """Which of the client's rows ``measure`` gets; training never sees the ones held back for validation."""
+    on: Literal["train", "validation", "test"] = "train"
+    """Which of the client's rows ``measure`` gets; training never sees the ones held back."""
     batch: int = 32
     rows: float = 1.0
     """Share of its rows a client visits per epoch."""
     draws: bool = False
     """Whether every visited row brings a keyed uniform number, ``Batch.u``."""
     optim: Optim = field(default=SGD(0.1))
-    max_norm: float = 1e6
-    """The gate refuses an update longer than this."""
+    sums: bool = False
+    """Whether what is sent grows with the client's rows: the gate then judges its length per row."""
 
 
 TOLD = "told."
@@ -138,6 +138,8 @@ class Method(BaseModel):
     paper: ClassVar[str]
     personal: ClassVar[bool] = False
     """Whether ``predict`` uses what a client keeps for itself: then each client has a model of its own."""
+    first_visit: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the server's tensors that go down at a client's first visit, whatever the phase gets."""
     common: ClassVar[bool] = True
     """Whether what is shared is a model by itself."""
 
@@ -152,9 +154,9 @@ class Method(BaseModel):
 
     # ---- on the server
 
-    def check(self, label_counts: np.ndarray, names: Sequence[str]) -> None:
-        """Raise an error, in one line, if the method cannot work on clients that hold these rows of each class."""
-        able = int((label_counts.sum(1) > 0).sum())
+    def check(self, enrolment: Enrolment) -> None:
+        """Raise an error, in one line, if the method cannot work on clients that enrolled like this."""
+        able = int((enrolment.rows > 0).sum())
         if sampled(self.participation, able) < 1:
             raise FedkeelError(
                 f"method.participation = {self.participation:g} of {able} clients with rows samples nobody: "
@@ -175,8 +177,8 @@ class Method(BaseModel):
 
     # ---- on a client
 
-    def private(self, state: State) -> Tree:
-        """What a client that was never visited holds for itself. It never leaves the client."""
+    def private(self, down: Tree) -> Tree:
+        """What a client holds for itself at its first visit, given all that comes down with that. It never leaves."""
         return {}
 
     def once(self, x: Any, visit: Visit) -> Any:
@@ -247,10 +249,16 @@ def outgoing(sends: Tree, visit: Visit) -> Tree:
     """What may leave the client: exactly the names the phase sends, none of them private. Checked before any bytes."""
     for name in sends:
         if name in visit.mine or not name.startswith(visit.phase.sends):
-            raise ValueError(
+            raise FedkeelError(
                 f"phase {visit.phase.name!r} must not send {name}: it sends {visit.phase.sends or 'nothing'}"
             )
     return sends
+
+
+def place(method: Method, round: int, phase: Phase) -> int:
+    """The exchange of a phase as one number that grows from exchange to exchange of a run."""
+    index = [planned.name for planned in method.plan(round)].index(phase.name)
+    return round * 1000 + index
 
 
 def sampled(participation: float, able: int) -> int:

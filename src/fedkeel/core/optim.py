@@ -34,6 +34,8 @@ class SGD:
                 grad = slots[0][index].mul_(self.momentum).add_(grad)
             param.sub_(grad, alpha=self.lr)
 
+    step_plain = step
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -66,12 +68,13 @@ class AdamW:
         )  # fmt: skip
 
     def step_plain(self, params: Sequence[Tensor], grads: Sequence[Tensor], slots: Slots, step: int) -> None:
+        """The same without the fused operator, to the bit what PyTorch's own optimizer does."""
         means, squares = slots
         for param, grad, mean, square in zip(params, grads, means, squares, strict=True):
             param.mul_(1 - self.lr * self.weight_decay)
             mean.lerp_(grad, 1 - self.beta1)
             square.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
-            spread = (square / (1 - self.beta2**step)).sqrt_().add_(self.eps)
+            spread = (square.sqrt() / (1 - self.beta2**step) ** 0.5).add_(self.eps)
             param.addcdiv_(mean, spread, value=-self.lr / (1 - self.beta1**step))
 
 

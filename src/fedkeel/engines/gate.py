@@ -1,43 +1,54 @@
-"""The gate in front of aggregation: an update passes whole or not at all, and a refusal names client and reason."""
+"""The gate in front of aggregation: an update passes whole or not at all, and a refusal says why.
+
+The same for every engine. What an update must be is known beforehand: the names, shapes and dtypes that were asked for,
+numbers, and the weight that the client enrolled with. How long it may be is not. It is judged by its length per step of
+training (per row where sums are sent), which clients with many rows and with few have in common:
+- against the cohort: not more than ``FAR`` times its median;
+- where rows of features have a known greatest length, sums against what such rows can add up to;
+- by itself, which is all there is where a single client replies.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from statistics import median_low
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.message import Down, Up
 from fedkeel.core.method import Phase
+from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree
+from fedkeel.engines.base import steps_of
+
+FAR = 1000.0
+"""An update this many times as long as is usual in its cohort is refused: legitimate ones differ by far less."""
+LONGEST_STEP, LONGEST_ROW = 1e6, 1e12
+"""Limits where nothing else is known, of what one step moves and of what one row adds."""
+PER_ROW = 16.0
+"""Sums of products of unit rows, of class counts and of hits are at most a few per row."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    client: str
-    reason: str
-
-
-def refusal(message: Down | Up, client: str, rows: int, round: int, phase: Phase, expected: Tree) -> str | None:
-    """Why the message may not count as this client's update in this round and phase; None if it may."""
+def addressed(message: Down | Up, due: Up) -> str | None:
+    """Why the message is not the one that was due; None if it is."""
     if not isinstance(message, Up):
         return "the reply is not an update"
-    got, due = (message.client, message.round, message.phase), (client, round, phase.name)
-    if got != due:
-        return f"the reply is for {got[0]}, round {got[1]}, {got[2]}; due was {due[0]}, round {due[1]}, {due[2]}"
-    return _bad_weight(message.weight, rows) or _bad_arrays(message.arrays, expected) or _bad_values(message, phase)
-
-
-def _bad_weight(weight: float, rows: int) -> str | None:
-    if not math.isfinite(weight) or weight <= 0:
-        return f"weight is {weight}, expected a positive number of rows"
-    if weight > rows:
-        return f"weight is {weight:g}, but the client enrolled with {rows} rows"
+    if message.run != due.run:
+        return f"the reply is for another run, {message.run[:40]!r}"
+    got, expected = (message.client, message.round, message.phase), (due.client, due.round, due.phase)
+    if got != expected:
+        return (
+            f"the reply is for {got[0]}, round {got[1]}, {got[2]}; due was {due.client}, round {due.round}, {due.phase}"
+        )
+    if message.weight != due.weight:
+        return f"weight is {message.weight:g}, but the client enrolled with {due.weight:g} rows"
     return None
 
 
-def _bad_arrays(arrays: Tree, expected: Tree) -> str | None:
+def misfits(arrays: Tree, expected: Tree, stacked: int = 0) -> str | None:
+    """Why the arrays are not those that were asked for; of a stack, axes in front are left out."""
     if missing := sorted(expected.keys() - arrays.keys()):
         return f"{missing[0]} is missing"
     if extra := sorted(arrays.keys() - expected.keys()):
@@ -46,29 +57,55 @@ def _bad_arrays(arrays: Tree, expected: Tree) -> str | None:
         got = arrays[name]
         if got.dtype != wanted.dtype:
             return f"{name} has dtype {str(got.dtype)[6:]}, expected {str(wanted.dtype)[6:]}"
-        if got.shape != wanted.shape:
-            return f"{name} has shape {tuple(got.shape)}, expected {tuple(wanted.shape)}"
+        if got.shape[stacked:] != wanted.shape:
+            return f"{name} has shape {tuple(got.shape[stacked:])}, expected {tuple(wanted.shape)}"
     return None
 
 
-def _bad_values(message: Up, phase: Phase) -> str | None:
-    for name, array in message.arrays.items():
+def no_numbers(arrays: Tree) -> str | None:
+    """Which array holds something that is no number."""
+    for name, array in arrays.items():
         if not torch.isfinite(array).all():
             return f"{name} holds {'NaN' if array.isnan().any() else 'Inf'}"
-    norm = math.sqrt(sum(float(array.double().square().sum()) for array in message.arrays.values()))
-    return f"the update's norm is {norm:.3g}, the limit is {phase.max_norm:g}" if norm > phase.max_norm else None
+    return None
 
 
-def refused_in_stack(stacked: Tree, phase: Phase) -> dict[int, str]:
-    """The same check of values for a stack of updates that were never on a wire: index in the stack -> reason."""
+def lengths(stacked: Tree) -> np.ndarray:
+    """The length of each update of a stack; NaN or Inf where it holds one."""
     flat = [array.reshape(len(array), -1) for array in stacked.values()]
-    lengths: list[Tensor] = [torch.linalg.vector_norm(array, dim=1) for array in flat]
-    norms = torch.linalg.vector_norm(torch.stack(lengths).double(), dim=0)
-    bad = ~(norms <= phase.max_norm)  # also true for NaN and for Inf
-    if not bad.any():
-        return {}
-    reasons = {}
-    for index in bad.nonzero().flatten().tolist():
-        update = {name: array[index] for name, array in stacked.items()}
-        reasons[index] = _bad_values(Up(0, phase.name, "", 1.0, update), phase) or "the update's norm overflows"
-    return reasons
+    norms = [torch.linalg.vector_norm(array, dim=1, dtype=torch.float64) for array in flat]
+    found: np.ndarray = torch.linalg.vector_norm(torch.stack(norms), dim=0).numpy()
+    return found
+
+
+def effort(roster: Roster, phase: Phase, clients: Sequence[int]) -> np.ndarray:
+    """By what the length of a client's update is divided before it is compared."""
+    rows = roster.rows[list(clients)]
+    if phase.epochs:
+        return steps_of(rows, phase)
+    return rows if phase.sums else np.ones(len(rows))
+
+
+def usual(found: Sequence[float]) -> float:
+    """The median of some lengths; of two the smaller."""
+    return median_low(found)
+
+
+def limit(median: float, phase: Phase, roster: Roster) -> tuple[float, str]:
+    """The greatest length, per step or per row, that may pass, and why; a median of 0 says nothing."""
+    most, why = (LONGEST_ROW if phase.sums else LONGEST_STEP), "more is never right"
+    if phase.sums and roster.longest is not None:
+        most, why = PER_ROW * max(1.0, roster.longest) ** 2, f"for features of length {roster.longest:g}"
+    if phase.on == "test":  # counts of rows that nobody enrolled with
+        return LONGEST_ROW, why
+    return (FAR * median, f"{FAR:g} times the cohort's median") if 0 < FAR * median < most else (most, why)
+
+
+def too_long(length: float, median: float, phase: Phase, roster: Roster) -> str | None:
+    """Why an update of that length, per step or per row, may not pass."""
+    most, why = limit(median, phase, roster)
+    if length <= most:
+        return None
+    what = "per step" if phase.epochs else "per row" if phase.sums else "in all"
+    number = f"{length:.3g}" if math.isfinite(length) else "no number"
+    return f"the update's norm is {number} {what}, the limit is {most:.3g}, {why}"

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.rows import Rows
 from fedkeel.data.ownership import Ownership
 
+Predict = Callable[[Any], Tensor]
 CHUNK = 16384
 OWN_ROWS = "own test rows"
 CLASS_MIX = "test set weighted by the client's classes"
@@ -35,10 +37,10 @@ class Evaluation:
         return [float(r / n) if n else None for r, n in zip(right, counts, strict=True)]
 
 
-def evaluate(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Evaluation:
-    """Evaluate a function from rows to logits."""
+def evaluate(predict: Predict, x: Rows[Any], y: Tensor) -> Evaluation:
+    """Evaluate a function from what a method reads to logits."""
     with torch.inference_mode():
-        best = [predict(x[first : first + CHUNK]).argmax(1) for first in range(0, len(x), CHUNK)]
+        best = [predict(part.read()).argmax(1) for part in x.parts(CHUNK)]
     hits = torch.cat(best) == y
     return Evaluation(hits.numpy(), y.numpy())
 
@@ -63,7 +65,7 @@ class TestSets:
 
     __test__ = False  # no test case, whatever pytest thinks of the name
 
-    x: Any
+    x: Rows[Any]
     y: Tensor
     owned: Ownership | None
     label_counts: np.ndarray
@@ -84,7 +86,7 @@ class TestSets:
             return per_client_own(evaluation, self.owned)
         return per_client_mix(evaluation.per_class(self.label_counts.shape[1]), self.label_counts)
 
-    def on_all(self, predict: Callable[[Tensor], Tensor]) -> list[float | None]:
+    def on_all(self, predict: Predict) -> list[float | None]:
         return self.each(evaluate(predict, self.x, self.y))
 
     def own_rows(self, client: int) -> Tensor:
@@ -93,12 +95,12 @@ class TestSets:
             return torch.from_numpy(self.label_counts[client] > 0)[self.y].nonzero().flatten()
         return torch.from_numpy(self.owned.of(client))
 
-    def on_own(self, predict: Callable[[Tensor], Tensor], client: int) -> float | None:
+    def on_own(self, predict: Predict, client: int) -> float | None:
         """The accuracy of one client's model on its own test set."""
         rows = self.own_rows(client)
         if not len(rows):
             return None
-        evaluation = evaluate(predict, self.x[rows], self.y[rows])
+        evaluation = evaluate(predict, self.x.pick(rows), self.y[rows])
         if self.owned is not None:
             return evaluation.accuracy
         return per_client_mix(evaluation.per_class(self.label_counts.shape[1]), self.label_counts[[client]])[0]

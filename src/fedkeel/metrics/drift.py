@@ -32,7 +32,7 @@ fractions in whole per cent. IID clients have a local bias too, |b_i|^2 of about
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,9 +42,12 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Method, Phase, State, Visit
 from fedkeel.core.tree import Tree
-from fedkeel.engines.base import Clients, going_down
+from fedkeel.engines.base import going_down
+from fedkeel.engines.sites import Sites
+from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe, logits
 
+Mine = Callable[[int], Tree]
 LEVELS = 100
 ROOM = 2**22
 """Residuals in memory at once."""
@@ -82,8 +85,7 @@ class Drift:
 def linear_head(method: Method) -> LinearProbe:
     """The method, if its drift can be measured."""
     rounds = range(1, method.rounds + 1)
-    by_rows = type(method).loss is LinearProbe.loss
-    if isinstance(method, LinearProbe) and by_rows and any(stepping(method, round) for round in rounds):
+    if isinstance(method, LinearProbe) and method.in_closed_form and any(stepping(method, round) for round in rounds):
         return method
     raise FedkeelError(
         f"run.drift needs a dual encoder or a linear head that is trained in steps on a mean over rows, method "
@@ -91,19 +93,28 @@ def linear_head(method: Method) -> LinearProbe:
     )
 
 
+def measurable(method: Method) -> None:
+    """Raise an error unless the drift of the method can be measured: of a linear head, or of a dual encoder."""
+    if not isinstance(method, DualTuned):
+        linear_head(method)
+
+
 def stepping(method: LinearProbe, round: int) -> Phase | None:
     """The first phase of the round that trains the head."""
     return next((phase for phase in method.plan(round) if phase.epochs and WEIGHT.startswith(phase.trains)), None)
 
 
-def drift(method: LinearProbe, clients: Clients, state: State, round: int) -> Drift | None:
-    """The drift at the heads in ``state`` under the loss that ``round`` trains; None if it trains no head."""
+def drift(method: LinearProbe, sites: Sites, state: State, round: int, mine: Mine | None = None) -> Drift | None:
+    """The drift at the heads in ``state`` under the loss that ``round`` trains; None if it trains no head.
+
+    ``mine`` gives what a client keeps for itself; without it nobody was visited yet.
+    """
     phase = stepping(method, round)
     if phase is None:
         return None
-    gradients = _Gradients(method, clients, state, phase, round)
-    able = np.flatnonzero(clients.owned.sizes).tolist()
-    share = (clients.owned.sizes / len(clients.owned.rows)).tolist()
+    gradients = _Gradients(method, sites, state, phase, round, mine or (lambda client: method.private(state.down)))
+    able = np.flatnonzero(sites.owned.sizes).tolist()
+    share = (sites.owned.sizes / len(sites.owned.rows)).tolist()
     mean = uniform = second = torch.zeros((), dtype=torch.float64)
     within = beside = local_variance = variance = 0.0
     for client in able:
@@ -146,17 +157,18 @@ class _Gradients:
     """The gradients of a client's rows, never all at once."""
 
     method: LinearProbe
-    clients: Clients
+    sites: Sites
     state: State
     phase: Phase
     round: int
+    mine: Mine
 
     def mean(self, client: int) -> Tensor:
         """grad L_i, a matrix (classes, features)."""
         total = torch.zeros((), dtype=torch.float64)
         for x, r in self.rows(client):
             total = total + r.mean(0).T @ x
-        return total / len(self.clients.owned.of(client))
+        return total / len(self.sites.owned.of(client))
 
     def moments(self, client: int) -> tuple[Tensor, Tensor]:
         """grad L_i and the matrix E[r r^T |x|^2] (classes, classes)."""
@@ -165,24 +177,26 @@ class _Gradients:
             gradient = gradient + r.mean(0).T @ x
             long = (r * x.norm(dim=1, keepdim=True)).flatten(0, 1)
             moment = moment + long.T @ long / len(r)
-        count = len(self.clients.owned.of(client))
+        count = len(self.sites.owned.of(client))
         return gradient / count, moment / count
 
     def rows(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Some rows at a time: their features (rows, features) and residuals (levels of the draw, rows, classes)."""
-        clients, phase = self.clients, self.phase
+        sites, phase = self.sites, self.phase
         told = {name: value[client] for name, value in self.state.told.items()}
-        mine = clients.mine(client, self.method, self.state)
-        visit = Visit(going_down(self.state, phase), mine, phase, self.round, clients.counts[client], told)
+        mine = self.mine(client)
+        visit = Visit(going_down(self.state, phase), mine, phase, self.round, sites.counts[client], told)
         head = self.method.begin(visit)
         levels = (torch.arange(LEVELS) + 0.5) / LEVELS if phase.draws else torch.zeros(1)
         copies = len(levels)
         stacked = replace(visit, mine=_copied(mine, copies), told=_copied(told, copies),
                           counts=visit.counts.expand(copies, -1))  # fmt: skip
-        owned, most = clients.rows(client), max(1, ROOM // (copies * len(head[WEIGHT])))
+        features, owned = sites.x.tensor, sites.rows(client)
+        assert features is not None
+        most = max(1, ROOM // (copies * len(head[WEIGHT])))
         for first in range(0, len(owned), most):
             rows = owned[first : first + most]
-            x, y = clients.x[rows], clients.y[rows].expand(copies, -1)
+            x, y = features[rows], sites.y[rows].expand(copies, -1)
             u = levels.unsqueeze(1).expand(-1, len(rows) if phase.draws else 0)
             batch = Batch(x.expand(copies, -1, -1), y, torch.full(y.shape, 1 / len(rows)), u)
             residuals = self.method.residual(logits(head, x).repeat(copies, 1, 1), batch, stacked)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedkeel.core.method import State
 from fedkeel.core.tree import Tree
-from fedkeel.engines.base import Clients, schedule
+from fedkeel.engines.base import schedule
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import PART, DualTuned
 from fedkeel.metrics.accuracy import Evaluation, TestSets
 from fedkeel.models.alignment import divergence, pull
@@ -41,7 +42,7 @@ def on_own(method: DualTuned, state: State, mine: Tree, tests: TestSets, client:
     classes = tests.label_counts.shape[1]
     if not len(at):
         return Own(None, np.zeros(classes), np.zeros(classes), None)
-    x, labels = tests.x[at], tests.y[at]
+    x, labels = tests.x.pick(at).read(), tests.y[at]
     with torch.inference_mode():
         parts = [method.branches(state.shared, mine, part) for part in x.parts(PART)]
     branches = [torch.cat(logits) for logits in zip(*parts, strict=True)]
@@ -80,7 +81,7 @@ def pooled(models: list[Own]) -> dict[str, Any]:
 
 
 def zero_shot_per_class(tests: TestSets) -> list[float | None]:
-    found = torch.cat([part.zero_shot.argmax(1) for part in tests.x.parts(PART)])
+    found = torch.cat([part.zero_shot.argmax(1) for part in tests.x.read().parts(PART)])
     return Evaluation((found == tests.y).numpy(), tests.y.numpy()).per_class(tests.label_counts.shape[1])
 
 
@@ -99,12 +100,12 @@ class Balance:
     """in degrees, between the gradients of task and alignment, on one batch of each client; and their mean"""
 
 
-def balance(method: DualTuned, clients: Clients, state: State, round: int, tests: TestSets) -> dict[str, Any]:
+def balance(method: DualTuned, sites: Sites, state: State, round: int, tests: TestSets) -> dict[str, Any]:
     with torch.inference_mode():
-        f = method.predict(state, {}, tests.x)
-        z = torch.cat([part.zero_shot for part in tests.x.parts(PART)])
+        f = method.predict(state, {}, tests.x.read())
+        z = torch.cat([part.zero_shot for part in tests.x.read().parts(PART)])
     evaluation = Evaluation((f.argmax(1) == tests.y).numpy(), tests.y.numpy())
-    found = angles(method, clients, state, round)
+    found = angles(method, sites, state, round)
     measured = Balance(
         evaluation.per_class(tests.label_counts.shape[1]),
         float(divergence(z, f, "kl").mean()),
@@ -116,17 +117,19 @@ def balance(method: DualTuned, clients: Clients, state: State, round: int, tests
     return asdict(measured)
 
 
-def angles(method: DualTuned, clients: Clients, state: State, round: int) -> list[float]:
+def angles(method: DualTuned, sites: Sites, state: State, round: int) -> list[float]:
     """Of clients with rows, on the first batch of what the next round would train; none where a gradient is zero."""
     phases = method.plan(min(round + 1, method.rounds))
     if not phases:
         return []
-    able = np.flatnonzero(clients.owned.sizes)
+    able = np.flatnonzero(sites.owned.sizes)
     some = able[np.linspace(0, len(able) - 1, min(MOST_ANGLES, len(able))).astype(int)]
     found = []
     for client in some.tolist():
-        rows, _ = next(schedule(clients, client, round + 1, phases[0]))
-        angle = between(method, state, clients.x[rows], clients.y[rows])
+        x, y = sites.train.of(client)
+        picked, _ = next(schedule(sites.seed, sites.names[client], len(y), round + 1, phases[0]))
+        first = torch.from_numpy(picked)
+        angle = between(method, state, x.pick(first).read(), y[first])
         if angle is not None:
             found.append(angle)
     return found

@@ -187,7 +187,7 @@ class Inputs:
     """Rows of a source, picked but not yet read. Indexing picks among them, as with a tensor of features."""
 
     backbone: Backbone
-    read: Callable[[np.ndarray], dict[str, Tensor]]
+    source: Callable[[np.ndarray], dict[str, Tensor]]
     index: Tensor
     moves: bool = False
     """Whether the statistics of batch norms follow these rows when they are encoded."""
@@ -198,12 +198,28 @@ class Inputs:
         return len(self.index)
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def dim(self) -> int:
         """Of the features they would have."""
-        return len(self), self.backbone.dim
+        return self.backbone.dim
+
+    @property
+    def tensor(self) -> None:
+        return None
+
+    def pick(self, index: Tensor) -> Inputs:
+        return self[index]
+
+    def read(self) -> Inputs:
+        return self
+
+    def following(self, moves: bool) -> Inputs:
+        return replace(self, moves=moves)
 
     def __getitem__(self, which: Tensor | np.ndarray | slice) -> Inputs:
         return replace(self, index=self.index[which])
+
+    def beside(self, other: Inputs) -> Inputs:
+        return replace(self, backbone=other.backbone)
 
     def twin(self) -> Inputs:
         return replace(self, backbone=self.backbone.twin())
@@ -214,7 +230,7 @@ class Inputs:
 
     def features(self, **adapted: Any) -> Tensor:
         """The rows encoded, adapted as ``Backbone.features`` says, and prepared."""
-        features = self.backbone.features(self.read(self.index.numpy()), moves=self.moves, **adapted)
+        features = self.backbone.features(self.source(self.index.numpy()), moves=self.moves, **adapted)
         return features if self.prepared is None else self.prepared(features)
 
 

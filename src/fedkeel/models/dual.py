@@ -161,8 +161,21 @@ class Items:
         return len(self.held["features"][1])
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return len(self), self.dual.dim
+    def dim(self) -> int:
+        return self.dual.dim
+
+    @property
+    def tensor(self) -> None:
+        return None
+
+    def pick(self, index: Tensor) -> Items:
+        return self[index]
+
+    def read(self) -> Items:
+        return self
+
+    def following(self, moves: bool) -> Items:
+        return self
 
     def __getitem__(self, which: Tensor | np.ndarray | slice) -> Items:
         return replace(self, held={name: (array, index[which]) for name, (array, index) in self.held.items()})
@@ -191,6 +204,9 @@ class Items:
     def logits(self, items: Tensor, classes: Tensor) -> Tensor:
         """scale * cosine, of unit features of these items and of the classes."""
         return self.dual.scale * items @ classes.T
+
+    def beside(self, other: Items) -> Items:
+        return replace(self, dual=other.dual)
 
     def twin(self) -> Items:
         return replace(self, dual=self.dual.twin())

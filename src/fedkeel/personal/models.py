@@ -28,13 +28,12 @@ from fedkeel.engines.threads import Places, side_by_side
 from fedkeel.models.backbone import Backbone
 from fedkeel.personal.strategy import STRATEGIES, Strategy
 from fedkeel.personal.work import Work
-from fedkeel.run.config import assignment, checked, nested
-from fedkeel.run.events import EVENTS, PERSONAL, Log, Record, read
-from fedkeel.run.federation import assemble
-from fedkeel.run.folder import CONFIG, stored
-from fedkeel.run.loop import ENGINES
-from fedkeel.run.model import CLIENTS, MODEL, Model, client_file, load_client
-from fedkeel.run.simulate import about_clients, about_data
+from fedkeel.runs.config import assignment, checked, nested
+from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, read
+from fedkeel.runs.federation import assemble
+from fedkeel.runs.folder import CONFIG, stored
+from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.runs.simulate import ENGINES, about_clients, about_data
 from fedkeel.study.grid import Variant
 
 NO_SETTINGS = ("rounds", "participation", "of")
@@ -88,7 +87,7 @@ def personalize(
     federation = assemble(experiment, dataset, watch)
     if federation.manifest.hash != read(run).start["data"]["manifest"]:
         raise FedkeelError(f"{run}: the data are not those that the run was trained on; restore them, or run again")
-    used = federation.features
+    used = federation.rows
     if (used.weights, used.transform) != (model.data["weights"], model.data["transform"]):
         raise FedkeelError(
             f"{run}: the encoder {used.encoder} is not the one that the run was trained with, its weights "
@@ -107,19 +106,19 @@ def personalize(
     busy = f"{folder} is in use by another command: wait for it, or choose other settings"
     with claim(folder / CLIENTS, folder / CONFIG, busy), Log(folder / EVENTS) as log:
         if not log.begun:
-            data = about_data(federation, work.clients.x, len(work.tests.y))
-            everybody = list(range(len(work.clients.names)))
+            data = about_data(federation, work.sites.x.tensor, len(work.tests.y))
+            everybody = list(range(len(work.sites.names)))
             who = about_clients(federation, everybody)
             log.write("start", version=__version__, config=config, data=data, clients=who, model=model.digest)
         known = _of_this(model, read(folder))
         if known.personal_test is None:
             log.write("personal_test", **work.test())
         done = {event["client"]: event for event in known.personal}
-        files = {client: client_file(folder, work.clients.names[client]) for client in chosen}
+        files = {client: client_file(folder, work.sites.names[client]) for client in chosen}
         open_ones = [client for client in chosen if client not in done or not files[client].exists()]
 
         def personalise(place: Work, client: int) -> dict[str, Any]:
-            return place.personalise(client, ENGINES[engine](place.clients), files[client])
+            return place.personalise(client, ENGINES[engine](place.sites), files[client])
 
         for event in side_by_side(personalise, open_ones, Places(work, work.twin)):
             log.write("personal", **event)

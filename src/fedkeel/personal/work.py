@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -19,15 +18,18 @@ from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import State, Visit
 from fedkeel.core.tree import Tree, learnt
 from fedkeel.core.watch import Watch
-from fedkeel.engines.alone import as_batch
-from fedkeel.engines.base import Clients
+from fedkeel.engines.simulated import Simulated
+from fedkeel.engines.site import as_batch
+from fedkeel.engines.sites import Sites
+from fedkeel.engines.store import Store
 from fedkeel.metrics.accuracy import TestSets
-from fedkeel.models.backbone import Backbone
-from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
+from fedkeel.models.backbone import Inputs
+from fedkeel.models.prepare import prepare
 from fedkeel.personal.strategy import Strategy
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, to_be_read
-from fedkeel.run.model import Model, save_client
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation
+from fedkeel.runs.model import Model, save_client
+from fedkeel.runs.opening import as_inputs, preparation, prepared_inputs
 
 SAME_ROWS = 16
 """Of so many rows features are made again, to see whether they are the same."""
@@ -41,52 +43,46 @@ class Work:
 
     strategy: Strategy
     state: State
-    clients: Clients
+    sites: Sites
     tests: TestSets
 
     @classmethod
     def on(cls, strategy: Strategy, model: Model, federation: Federation, experiment: Experiment) -> Work:
         shared, added = model.shared, {}
-        how: Preparation = experiment.data.features if model.method.reads == "features" else "raw"
-        if strategy.reads == "inputs" and model.method.reads == "features":
+        how = preparation(model.method, experiment.data)
+        reopened = strategy.reads != model.method.reads
+        if reopened:
             federation = _as_inputs(strategy, federation, experiment)
-        clients = federation.clients(experiment.run.seed)
-        rows: Any
-        rows, labels, owned = federation.test_rows()
-        counts = federation.label_counts()
-        if strategy.reads == "features":
-            prepare(clients.x, how, model.mean)
-            prepare(rows, how, model.mean)
-        else:
-            finish = None if how == "raw" else partial(prepared, how=how, mean=model.mean)
-            inputs: Any = clients.x
-            clients = replace(clients, x=replace(inputs, prepared=finish))
-            rows = replace(rows, prepared=finish)
-            backbone: Backbone = inputs.backbone
-            if model.method.reads == "features":
-                shared = {**backbone.tree(experiment.run.seed), **shared}
+        sites = federation.sites(experiment.run.seed)
+        tests = federation.test_sets(sites)
+        for rows in (sites.x, tests.x):
+            if rows.tensor is not None:
+                prepare(rows.tensor, how, model.mean)
+        if isinstance(sites.x, Inputs) and isinstance(tests.x, Inputs):
+            backbone = sites.x.backbone
+            sites = replace(sites, x=prepared_inputs(sites.x, how, model.mean))
+            tests = replace(tests, x=prepared_inputs(tests.x, how, model.mean))
+            shared = {**backbone.tree(experiment.run.seed), **shared} if reopened else shared
             added = strategy.extra(backbone, experiment.run.seed)
-        return cls(strategy, State(shared, added), clients, TestSets(rows, labels, owned, counts))
+        return cls(strategy, State(shared, added), sites, tests)
 
     def twin(self) -> Work:
         """The same for another thread."""
-        inputs: Any = self.clients.x
-        x, rows = inputs, self.tests.x
-        if self.strategy.reads == "inputs":
-            x = inputs.twin()
-            rows = replace(rows, backbone=x.backbone)
-        return replace(self, clients=replace(self.clients, x=x, private={}), tests=replace(self.tests, x=rows))
+        sites = replace(self.sites.twin(), test=None, store=Store())
+        return replace(self, sites=sites, tests=replace(self.tests, x=self.tests.x.beside(sites.x)))
 
     def reads_as(self, federation: Federation) -> bool:
         """Whether the encoder makes of a few rows the features that the run was trained on."""
-        some = self.clients.owned.rows[:SAME_ROWS]
-        raw: Any = replace(self.clients.x[torch.from_numpy(some)], prepared=None)  # type: ignore[type-var]
-        made, known = self.strategy.encoded(self.state.down, raw), as_rows(federation.features.train[some])
-        return bool((made - known).norm() <= 0.02 * known.norm())
+        some = torch.from_numpy(self.sites.owned.rows[:SAME_ROWS])
+        known = federation.rows.train.tensor
+        if known is None or not isinstance(self.sites.x, Inputs):
+            return True
+        made = self.strategy.encoded(self.state.down, replace(self.sites.x.pick(some), prepared=None))
+        return bool((made - known[some]).norm() <= 0.02 * known[some].norm())
 
     def chosen(self, only: Sequence[str], watch: Watch) -> list[int]:
         """The clients to personalise: those asked for, or all that can be."""
-        names, sizes = list(self.clients.names), self.clients.owned.sizes
+        names, sizes = list(self.sites.names), self.sites.owned.sizes
         for name in only:
             if name not in names:
                 raise unknown("client", name, names)
@@ -114,30 +110,33 @@ class Work:
 
     def test(self) -> dict[str, Any]:
         """What models are tested on, and the global model there."""
-        names, tests = list(self.clients.names), self.tests
+        names, tests = list(self.sites.names), self.tests
         return {"basis": tests.basis, "names": names, "rows": tests.rows, "before": self.on_test_sets({})}
 
     def on_test_sets(self, mine: Tree) -> list[float | None]:
         """The accuracy of a model on the test set of every client."""
         return self.tests.on_all(lambda x: self.strategy.predict(self.state, mine, x))
 
-    def personalise(self, client: int, engine: Any, path: Path) -> dict[str, Any]:
+    def personalise(self, client: int, engine: Simulated, path: Path) -> dict[str, Any]:
         """Train one client's model, save it, and tell what it is worth."""
         strategy, seconds, flops = self.strategy, {}, {}
         for phase in strategy.plan(1):
-            visit = self.visit(client, phase)
+            mine = engine.mine(strategy, self.state, client)
+            visit = Visit(self.state.down, mine, phase, 1, self.sites.counts[client])
             flops[phase.name] = self.flops(visit, client)
             started = perf_counter()
             exchange = engine.exchange(strategy, self.state, phase, 1, [client])
             seconds[phase.name] = perf_counter() - started
             assert exchange.bytes_up == 0
-        mine = {name: value for name, value in self.clients.private.pop(client).items() if name in self.state.down}
-        rows = self.clients.rows(client)
+        kept = engine.mine(strategy, self.state, client)
+        self.sites.store.drop(self.sites.names[client])
+        mine = {name: value for name, value in kept.items() if name in self.state.down}
+        rows = self.sites.rows(client)
         distortion = float((self.features(mine, rows) - self.features({}, rows)).norm(dim=1).mean())
         save_client(path, {name: value - self.state.shared.get(name, 0) for name, value in mine.items()})
         return {
             "client": client,
-            "name": self.clients.names[client],
+            "name": self.sites.names[client],
             "rows": len(rows),
             "on": self.on_test_sets(mine),
             "distortion": distortion if isfinite(distortion) else None,
@@ -145,28 +144,24 @@ class Work:
             "flops": flops,
         }
 
-    def visit(self, client: int, phase: Any) -> Visit:
-        mine = self.clients.mine(client, self.strategy, self.state)
-        return Visit(self.state.down, mine, phase, 1, self.clients.counts[client])
-
     def features(self, mine: Tree, rows: Tensor) -> Tensor:
-        return self.strategy.encoded({**self.state.down, **mine}, self.clients.x[rows])
+        return self.strategy.encoded({**self.state.down, **mine}, self.sites.x.pick(rows).read())
 
     def flops(self, visit: Visit, client: int) -> float:
         """What a phase takes, from one batch that is counted: forward and backward of every row it visits."""
-        rows = self.clients.rows(client)
+        rows = self.sites.rows(client)
         part = rows[:COUNTED_ROWS]
         if not visit.phase.epochs:
             with FlopCounterMode(display=False) as counter:
-                self.strategy.measure(self.clients.x[part], self.clients.y[part], visit)
+                self.strategy.measure(self.sites.x.pick(part).read(), self.sites.y[part], visit)
             return float(len(rows) * counter.get_total_flops() / len(part))
         params = {name: value.clone() for name, value in self.strategy.begin(visit).items()}
         with FlopCounterMode(display=False) as before:
-            x = self.strategy.once(self.clients.x[part], visit)
+            x = self.strategy.once(self.sites.x.pick(part).read(), visit)
         for value in learnt(params).values():
             value.requires_grad_()
         u = np.full(len(part) if visit.phase.draws else 0, 0.5, dtype=np.float32)
-        batch = as_batch(x, self.clients.y[part], np.arange(len(part)), u)
+        batch = as_batch(x, self.sites.y[part], np.arange(len(part)), u)
         with FlopCounterMode(display=False) as counter:
             self.strategy.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
         each_epoch, once = counter.get_total_flops() / len(part), before.get_total_flops() / len(part)
@@ -175,10 +170,10 @@ class Work:
 
 def _as_inputs(strategy: Strategy, federation: Federation, experiment: Experiment) -> Federation:
     """The federation of a run on features, with rows that its encoder reads anew."""
-    encoder = {"encoder": federation.features.encoder}  # "auto" may mean another one where a network is trained
-    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update=encoder)})
+    encoder = {"encoder": federation.rows.encoder}  # "auto" may mean another one where a network is trained
+    data = experiment.data.model_copy(update=encoder)
     try:
-        return replace(federation, features=to_be_read(experiment, federation.dataset, strategy.base))
+        return replace(federation, rows=as_inputs(data, federation.dataset, strategy.base))
     except FedkeelError as error:
         raise FedkeelError(
             f"{strategy.name} trains the encoder, which this run cannot: {error}; or personalise its head alone with "

@@ -7,15 +7,15 @@ With unit class features t_0(c) of the zero-shot template, t_s(c) of sigma and t
     loss = CE(y, scale * item . t_p) + mu * mean over c of -log softmax([t_0 . t_s, t_s . t_p] / tau)_1
 
 so that sigma is pulled to zero-shot and pushed from the personal prompt. b = 4, mu = 0.5, tau = 0.5; all three start
-from N(0, 0.02 ** 2). Our choices: U and V start alike on all clients; the server draws them and they go down once, in
-round 1; with ``words`` sigma starts as these; the model without a client is sigma alone; for the last phase see
+from N(0, 0.02 ** 2). Our choices: U and V start alike on all clients; the server draws them and they go down at the
+first visit; with ``words`` sigma starts as these; the model without a client is sigma alone; for the last phase see
 ``jointly.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,8 @@ FIRST = "first."
 
 @register("fedpgp", paper="a shared prompt plus a personal one of low rank (Cui et al., ICML 2024)")
 class FedPGP(Jointly):
+    first_visit: ClassVar[tuple[str, ...]] = (FIRST,)
+
     rank: int = Field(4, ge=1)
     """b, of a client's own part"""
     mu: float = Field(0.5, ge=0)
@@ -48,12 +50,11 @@ class FedPGP(Jointly):
         first = {name: torch.from_numpy(draw).float() for name, draw in draws.items()}
         return replace(super().start(task), server=put(FIRST, first))
 
-    def private(self, state: State) -> Tree:
-        return put(OWN, take(FIRST, state.server))
+    def private(self, down: Tree) -> Tree:
+        return put(OWN, take(FIRST, down))
 
     def plan(self, round: int) -> list[Phase]:
-        phases = super().plan(round)
-        return phases if round == 1 else [replace(phase, gets=(PEFT,)) for phase in phases]
+        return [replace(phase, gets=(PEFT,)) for phase in super().plan(round)]
 
     def own_start(self, visit: Visit) -> Tree:
         return {}  # all that a client has of its own is in ``private``

@@ -44,6 +44,11 @@ class LinearProbe(Trained):
         gradient: Tensor = torch.func.grad(lambda z: self.rows(z, batch, visit).sum())(logits)
         return gradient
 
+    @property
+    def in_closed_form(self) -> bool:
+        """Whether the gradient is that of ``rows`` by the head alone, so that ``residual`` gives it."""
+        return type(self).loss is LinearProbe.loss
+
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         return batch.mean(self.rows(logits(params, batch.x), batch, visit))
 

@@ -31,8 +31,7 @@ class ClosedForm(Method):
         return [self.phase()]
 
     def phase(self) -> Phase:
-        # Sums grow with the rows, so they may be far longer than the step of a trained head.
-        return Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, max_norm=1e12)
+        return Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, sums=True)
 
     def head(self, sums: Tree) -> Tree:
         """The head of all rows in the sums."""

@@ -14,8 +14,6 @@ Small loss means a right label only next to rows of other classes: a client that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -24,6 +22,7 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, State, Task, Visit, register
 from fedkeel.core.rng import generator
+from fedkeel.core.roster import Enrolment
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import LinearProbe, logits
 from fedkeel.models.losses import softmax_rows
@@ -39,13 +38,14 @@ class CoTeaching(LinearProbe):
     warmup: int = Field(10, ge=1)
     """T_k: rounds until that share is reached"""
 
-    def check(self, label_counts: np.ndarray, names: Sequence[str]) -> None:
-        super().check(label_counts, names)
-        single = np.flatnonzero((label_counts > 0).sum(1) == 1)
+    def check(self, enrolment: Enrolment) -> None:
+        super().check(enrolment)
+        single = np.flatnonzero(enrolment.kinds == 1)
         if len(single):
             raise FedkeelError(
-                f"client {names[single[0]]!r} holds rows of one class only ({len(single)} such clients): co-teaching "
-                "compares the losses of different classes; take another partition, e.g. iid or shard-2, or method"
+                f"client {enrolment.names[single[0]]!r} holds rows of one class only ({len(single)} such clients): "
+                "co-teaching compares the losses of different classes; take another partition, e.g. iid or shard-2, or "
+                "method"
             )
 
     def start(self, task: Task) -> State:

@@ -54,6 +54,10 @@ class FedAvg(LinearProbe):
     def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
         return softmax_residual(logits, batch.y)
 
+    @property
+    def in_closed_form(self) -> bool:
+        return self.tune == "head" and type(self).loss is FedAvg.loss
+
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         scores = network_logits({**visit.down, **visit.mine, **params}, batch.x)
         return batch.mean(self.rows(scores, batch, visit))

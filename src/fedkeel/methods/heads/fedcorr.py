@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import Tree, put, take, weighted
+from fedkeel.core.tree import Tree, put, select, take, weighted
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.base import logits as logits_of
 from fedkeel.methods.heads.noise import high_group, intrinsic_dimension
@@ -67,8 +67,9 @@ class FedCorr(LinearProbe):
         told = {NOISY: torch.zeros(task.clients), LEVEL: torch.zeros(task.clients)}
         return replace(super().start(task), server=server, told=told)
 
-    def private(self, state: State) -> Tree:
-        return {**put(OWN, zeros(state.shared)), **put(JUDGE, zeros(state.shared)), ABOVE: torch.zeros(())}
+    def private(self, down: Tree) -> Tree:
+        head = zeros(select(down, HEAD))
+        return {**put(OWN, head), **put(JUDGE, zeros(head)), ABOVE: torch.zeros(())}
 
     def plan(self, round: int) -> list[Phase]:
         first = max(1, int(self.iterations * self.rounds + 0.5))

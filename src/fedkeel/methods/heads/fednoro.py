@@ -26,16 +26,15 @@ which classes a client has. Stage 2 needs the heads one by one: they cannot be s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
+from fedkeel.core.roster import Enrolment
 from fedkeel.core.tree import Tree, weighted
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.base import logits as logits_of
@@ -60,9 +59,9 @@ class FedNoRo(LinearProbe):
     def warm_up_rounds(self) -> int:
         return max(1, int(self.warm_up * self.rounds + 0.5))
 
-    def check(self, label_counts: np.ndarray, names: Sequence[str]) -> None:
-        super().check(label_counts, names)
-        if (label_counts > 0).sum(1).max() == 1:
+    def check(self, enrolment: Enrolment) -> None:
+        super().check(enrolment)
+        if enrolment.kinds.max() == 1:
             raise FedkeelError(
                 "every client holds rows of one class only, where fednoro's loss is 0: take another partition, e.g. "
                 "iid or shard-2, or method"

@@ -43,7 +43,7 @@ ROWS, EVIDENCE, LOSSES = "rows", "evidence", "losses"
 TAUS = tuple(2 ** (step / 2) for step in range(15))
 """1 to 128."""
 ONE = torch.ones(())
-SUMS = Phase("ridge", sends=("sum.",), gets=(), uniform=("sum.",), cohort="all", epochs=0, max_norm=1e12)
+SUMS = Phase("ridge", sends=("sum.",), gets=(), uniform=("sum.",), cohort="all", epochs=0, sums=True)
 TAU = Phase("temperature", sends=(LOSSES,), gets=("head.",), cohort="all", epochs=0)
 
 

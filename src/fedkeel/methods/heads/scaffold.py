@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import STATS, Tree, learnt
+from fedkeel.core.tree import STATS, Tree, learnt, select
 from fedkeel.methods.heads.fedavg import FedAvg
 
 
@@ -48,8 +48,8 @@ class Scaffold(FedAvg):
         head = super().start(task).shared
         return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in learnt(head).items()})
 
-    def private(self, state: State) -> Tree:
-        return {f"c_i.{name}": torch.zeros_like(value) for name, value in learnt(state.shared).items()}
+    def private(self, down: Tree) -> Tree:
+        return {f"c_i.{name}": torch.zeros_like(value) for name, value in learnt(select(down, self.tuned)).items()}
 
     def phase(self, name: str) -> Phase:
         return replace(super().phase(name), sends=(*self.tuned, "c."), uniform=(*self.tuned, "c."))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pydantic import Field
 from torch import Tensor
 
-from fedkeel.core.method import Batch, Phase, State, Visit, register
+from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.tree import Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network, copied
 
@@ -29,8 +29,8 @@ class Ditto(Network):
     lam: float = Field(0.1, ge=0)
     """lambda, strength of the pull towards the shared model; 0 = every client alone"""
 
-    def private(self, state: State) -> Tree:
-        return put(OWN, copied(state.shared))
+    def private(self, down: Tree) -> Tree:
+        return put(OWN, copied(down))
 
     def plan(self, round: int) -> list[Phase]:
         """The client's own model first: it is held near w^t, which the second phase replaces."""

@@ -24,6 +24,7 @@ SHARED = (HEAD, BODY)
 @register("fedbn", paper="batch norms stay with the client, the rest is averaged (Li et al., ICLR 2021)")
 class FedBN(Network):
     common: ClassVar[bool] = False
+    first_visit: ClassVar[tuple[str, ...]] = (NORM, STATS)
 
     def start(self, task: Task) -> State:
         whole = super().start(task).shared
@@ -35,8 +36,8 @@ class FedBN(Network):
             )
         return State(select(whole, SHARED), norms)
 
-    def private(self, state: State) -> Tree:
-        return copied(state.server)
+    def private(self, down: Tree) -> Tree:
+        return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
         return [replace(self.phase("train", sends=SHARED), gets=SHARED)]

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, register
 from fedkeel.core.optim import SGD
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree, learnt
+from fedkeel.core.tree import NETWORK, Tree, learnt, select
 from fedkeel.methods.heads.fedavg import network_logits
 from fedkeel.methods.networks.base import Network, copied, cross_entropy, halves
 from fedkeel.models.losses import softmax_rows
@@ -40,6 +40,7 @@ GUIDES = ("guide.",)
 @register("fedl2g", paper="learnt vectors guide models that are never averaged (Zhang et al., arXiv 2410.06490)")
 class FedL2G(Network):
     common: ClassVar[bool] = False
+    first_visit: ClassVar[tuple[str, ...]] = NETWORK
 
     warmup: int = Field(1, ge=0)
     """first rounds, in which only the guiding vectors are learnt"""
@@ -59,8 +60,8 @@ class FedL2G(Network):
         guide = generator(task.seed, "guide").normal(size=(task.classes, task.classes))
         return State({GUIDE: torch.from_numpy(guide).float()}, super().start(task).shared)
 
-    def private(self, state: State) -> Tree:
-        return copied(state.server)
+    def private(self, down: Tree) -> Tree:
+        return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
         guide = replace(self.phase("guide", GUIDES, GUIDES), gets=GUIDES, each=GUIDES, epochs=1, optim=SGD(1.0))

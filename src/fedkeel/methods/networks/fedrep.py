@@ -25,6 +25,7 @@ from fedkeel.methods.networks.base import ENCODER, Network, copied, encoded
 @register("fedrep", paper="a shared encoder under personal heads (Collins et al., ICML 2021)")
 class FedRep(Network):
     common: ClassVar[bool] = False
+    first_visit: ClassVar[tuple[str, ...]] = (HEAD,)
 
     head_epochs: int = Field(5, ge=1)
     """passes for the head, before ``epochs`` passes for the encoder"""
@@ -33,8 +34,8 @@ class FedRep(Network):
         whole = super().start(task).shared
         return State(select(whole, ENCODER), select(whole, (HEAD,)))
 
-    def private(self, state: State) -> Tree:
-        return copied(state.server)
+    def private(self, down: Tree) -> Tree:
+        return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
         head = replace(self.phase("head", (HEAD,), ()), epochs=self.head_epochs, gets=ENCODER)

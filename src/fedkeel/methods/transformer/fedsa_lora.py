@@ -26,8 +26,8 @@ class FedSALora(Lora):
         state = super().start(task)
         return State({name: value for name, value in state.shared.items() if not name.startswith("B.")})
 
-    def private(self, state: State) -> Tree:
-        shared = select(state.shared, ("A.",)).items()
+    def private(self, down: Tree) -> Tree:
+        shared = select(down, ("A.",)).items()
         return {f"B.{name[2:]}": torch.zeros(value.shape[1], self.rank) for name, value in shared}
 
     def plan(self, round: int) -> list[Phase]:

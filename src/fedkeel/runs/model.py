@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +19,9 @@ from fedkeel.core.method import Method, State, from_settings, settings
 from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
 from fedkeel.data.settings import Data
-from fedkeel.methods.dual.base import DualTuned
-from fedkeel.methods.transformer.base import tokens_of
-from fedkeel.models.backbone import Backbone
-from fedkeel.models.dual import items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
+from fedkeel.models.prepare import Preparation, as_rows, prepare
+from fedkeel.runs.opening import open_new
 
 MODEL, CLIENTS = "model.safetensors", "clients"
 PREPARED_MEAN = "prepare.mean"
@@ -70,11 +66,6 @@ class Model:
         return cls(from_settings(about["method"]), tensors, mean, about["data"], tuple(about["class_names"]))
 
     @property
-    def trained_on_features(self) -> bool:
-        """Whether the run trained a head on prepared features, even if its model was personalised with the network."""
-        return cast(Method, getattr(self.method, "base", self.method)).reads == "features"
-
-    @property
     def kind(self) -> Kind:
         """What the model's rows are before they are encoded."""
         return cast(Kind, self.data["kind"])
@@ -110,28 +101,13 @@ class Model:
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
         """(class name, score) of each new row: texts or images as the source had them, or encoded features (n, d)."""
-        if self.method.reads == "inputs":
-            inputs: Any = Backbone.of(self.encoder(rows)).inputs(rows, tokens_of(self.method))
-            how: Preparation = self.data["features"] if self.trained_on_features else "raw"
-            if how != "raw":
-                inputs = replace(inputs, prepared=partial(prepared, how=how, mean=self.mean))
-            with torch.inference_mode():
-                scores = self.method.scores(self.method.predict(State(self.shared), self.mine, inputs)).numpy()
-            return self._named(scores)
-        if isinstance(self.method, DualTuned):
-            return self._named(self._paired(rows, self.method))
-        encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
-        scores = self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows))
-        return self._named(scores)
-
-    def _paired(self, rows: Sequence[Any] | np.ndarray, method: DualTuned) -> np.ndarray:
-        """Probabilities (rows, classes) of a model that tunes a dual encoder."""
-        item, module = self.encoder(rows), method.module
-        towers = self.data["encoder"], self.settings, self.kind, self.class_names, "the model"
-        dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
-        arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
+        if self.method.reads == "features":
+            encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
+            return self._named(self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows)))
+        x = open_new(rows, self.encoder(rows), self.settings, self.class_names, self.method, self.mean)
         with torch.inference_mode():
-            return method.scores(method.predict(State(self.shared), self.mine, items(dual, **arrays))).numpy()
+            logits = self.method.predict(State(self.shared), self.mine, x.read())
+            return self._named(self.method.scores(logits).numpy())
 
     def _named(self, scores: np.ndarray) -> tuple[list[str], np.ndarray]:
         best = scores.argmax(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,13 @@ from typing import Any
 from fedkeel.core.errors import FedkeelError
 
 EVENTS, PERSONAL = "events.jsonl", "personal"
+KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **dict.fromkeys(("start", "end", "geometry", "personal_test"), lambda event: None),
+    **dict.fromkeys(("round", "drift", "validation", "balance"), lambda event: event["round"]),
+    "exchange": lambda event: (event["round"], event["index"]),
+    "personal": lambda event: event["client"],
+}
+"""What tells events of a kind apart: of those with the same key the last one counts, of starts the first."""
 
 
 class Log:
@@ -21,6 +28,7 @@ class Log:
         if path.exists():  # a kill can leave half a line: it was never an event
             whole = path.read_bytes().rpartition(b"\n")
             os.truncate(path, len(whole[0]) + len(whole[1]))
+        self.folder = path.parent
         self.begun = path.exists() and path.stat().st_size > 0
         self._file = path.open("ab", buffering=0)  # nothing left to write when it is closed
 
@@ -72,6 +80,8 @@ class Record:
     """if run.drift is set, of methods on two towers: round (0 = before training), the global model's per_class, kl, tkl
     and agreement with zero-shot, angle, and personal, personal_right and personal_rows of the personal models;
     ``metrics.balance`` makes numbers of them"""
+    observed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """what other observers wrote, by the name of the event"""
 
     @property
     def method(self) -> str:
@@ -131,16 +141,7 @@ def _read(folder: Path) -> Record | None:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         raise FedkeelError(f"{folder} is not a run folder: it holds no events.jsonl") from None
-    start: dict[str, Any] | None = None
-    exchanges: dict[tuple[int, int], dict[str, Any]] = {}
-    rounds: dict[int, dict[str, Any]] = {}
-    end: dict[str, Any] | None = None
-    geometry: dict[str, Any] | None = None
-    drift: dict[int, dict[str, Any]] = {}
-    personal_test: dict[str, Any] | None = None
-    personal: dict[int, dict[str, Any]] = {}
-    validation: dict[int, dict[str, Any]] = {}
-    balance: dict[int, dict[str, Any]] = {}
+    whole: dict[str, dict[Any, dict[str, Any]]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
@@ -148,42 +149,20 @@ def _read(folder: Path) -> Record | None:
             if number == len(lines):
                 break
             raise FedkeelError(f"{path} line {number} is not JSON, the file is damaged: run again elsewhere") from None
-        match event.get("event"):
-            case "start":
-                start = start or event
-            case "exchange":
-                exchanges[event["round"], event["index"]] = event
-            case "round":
-                rounds[event["round"]] = event
-            case "end":
-                end = event
-            case "geometry":
-                geometry = event
-            case "drift":
-                drift[event["round"]] = event
-            case "personal_test":
-                personal_test = event
-            case "personal":
-                personal[event["client"]] = event
-            case "validation":
-                validation[event["round"]] = event
-            case "balance":
-                balance[event["round"]] = event
-    if start is None:
+        kind = event.get("event")
+        same = whole.setdefault(kind, {})
+        key = KEYS[kind](event) if kind in KEYS else len(same)
+        same[key] = same.get(key, event) if kind == "start" else event
+    if "start" not in whole:
         return None
-    return Record(
-        folder,
-        start,
-        _in_order(exchanges),
-        _in_order(rounds),
-        end,
-        geometry,
-        _in_order(drift),
-        personal_test,
-        _in_order(personal),
-        _in_order(validation),
-        _in_order(balance),
-    )
+    one: dict[str, Any] = {kind: whole.pop(kind, {}).get(None) for kind in ("end", "geometry", "personal_test")}
+    start = whole.pop("start")[None]
+    several: dict[str, Any] = {
+        kind: _in_order(whole.pop(kind, {})) for kind in KEYS if kind not in one and kind != "start"
+    }
+    exchanges, rounds = several.pop("exchange"), several.pop("round")
+    observed = {kind: list(events.values()) for kind, events in whole.items()}
+    return Record(folder, start, exchanges, rounds, **one, **several, observed=observed)
 
 
 def _in_order(events: Mapping[Any, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import METHODS, from_settings, settings
 from fedkeel.core.settings import Section
 from fedkeel.data.settings import Data, Partition, Shift
+from fedkeel.metrics.drift import measurable
 
 DEFAULT_METHOD = "ova-lp"
 Model = TypeVar("Model", bound=BaseModel)
@@ -30,6 +31,10 @@ class Run(Section):
     """CPU threads; 0 = all cores"""
     keep: Literal["last", "best"] = "last"
     """the finished model: after the last round, or after the round that is best on the clients' validation rows"""
+    evaluate: Literal["central", "federated"] = "central"
+    """where models are tested: on the server's test rows, or by every client on its own, of which only sums leave"""
+    observe: tuple[str, ...] = ()
+    """further observers of the run, by name"""
     drift: bool = False
     """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
 
@@ -125,10 +130,8 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
     head, tail = experiment.report.head, experiment.report.tail
     if tail > head:
         raise FedkeelError(f"{where}: report.tail is {tail}, above report.head, {head}: make it the smaller one")
-    if experiment.run.drift and method.reads != "dual":
-        from fedkeel.metrics.drift import linear_head
-
-        linear_head(method)
+    if experiment.run.drift:
+        measurable(method)
     return experiment.model_copy(update={"method": settings(method)})
 
 

@@ -1,63 +1,85 @@
-"""Checkpoints that survive a kill at any moment: each is written whole beside the old one, then renamed into place."""
+"""Checkpoints that survive a kill at any moment: each is written whole beside the old one, then renamed into place.
+
+A checkpoint is the server's state and, in the same file, which exchange of each client was accepted last: what clients
+keep for themselves is in their store, under the exchange that it belongs to. Every draw is keyed, so work that was lost
+with a kill comes out the same when it is done again; a simulation therefore writes one only now and then.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedkeel.core.atomic import claim, write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import State
-from fedkeel.core.tree import Tree, digest
+from fedkeel.core.tree import Tree, digest, put, take
 
-BEST = "best.safetensors"
+JOURNAL, PRIVATE, BEST = "journal", "private.sqlite", "best.safetensors"
 KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on if it is damaged."""
+EVERY = 2.0
+"""Seconds of work between two checkpoints of a simulation."""
+ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything after phase ``index`` of ``round``: the server's state and what each client keeps for itself."""
+    """Everything the server knows after phase ``index`` of ``round``."""
 
     round: int
     index: int
     state: State
-    private: dict[int, Tree]
+    accepted: np.ndarray
+    """of each client, the exchange of the last update that was accepted from it"""
 
 
-class Journal:
+class Checkpoints:
     """The checkpoints of one run folder. Only one process may hold it."""
 
-    def __init__(self, folder: Path, experiment: str) -> None:
-        self._folder = folder / "journal"
+    def __init__(self, folder: Path, experiment: str, every: float | None = None) -> None:
+        self._folder = folder / JOURNAL
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._experiment = experiment
+        self._experiment, self._every = experiment, EVERY if every is None else every
+        self._last = monotonic()
         busy = f"{folder} is in use by another run: wait for it, or choose another --out"
         self._lock = claim(self._folder, self._folder / "lock", busy)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
+    @property
+    def due(self) -> bool:
+        """Whether enough has been done since the last one."""
+        return monotonic() - self._last >= self._every
+
+    @property
+    def private(self) -> Path:
+        """Where the clients of a simulation keep what is their own."""
+        return self._folder / PRIVATE
+
     def save(self, point: Checkpoint, name: str | None = None) -> None:
-        tensors = {f"shared/{name}": value for name, value in point.state.shared.items()}
-        tensors |= {f"server/{name}": value for name, value in point.state.server.items()}
-        tensors |= {f"told/{name}": value for name, value in point.state.told.items()}
-        for client, tree in point.private.items():
-            tensors |= {f"private/{client}/{name}": value for name, value in tree.items()}
+        state = point.state
+        tensors = put("shared/", state.shared) | put("server/", state.server) | put("told/", state.told)
+        tensors[ACCEPTED] = torch.from_numpy(point.accepted)
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         about = {"round": point.round, "index": point.index, "experiment": self._experiment, "digest": digest(tensors)}
         path = self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors")
         write_atomically(path, save(tensors, metadata={"fedkeel": json.dumps(about)}))
         for old in self._files()[:-KEEP]:
             old.unlink(missing_ok=True)
+        self._last = monotonic()
 
     def newest(self) -> Checkpoint | None:
         """The last checkpoint, verified; None if there is none."""
@@ -66,7 +88,7 @@ class Journal:
 
     def keep(self, round: int, state: State) -> None:
         """Remember the state after a round as the best one so far."""
-        self.save(Checkpoint(round, 0, state, {}), BEST)
+        self.save(Checkpoint(round, 0, state, np.empty(0, dtype=np.int64)), BEST)
 
     def best(self) -> Checkpoint | None:
         """What was kept last, verified."""
@@ -81,7 +103,7 @@ class Journal:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, Any] = json.loads(file.metadata()["fedkeel"])
                 # Copied, because arithmetic may round differently where memory is not aligned, as it is in the file.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  not a dict
+                tensors: Tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             sound = digest(tensors) == about["digest"]
         except (SafetensorError, ValueError, KeyError, TypeError):
             sound = False
@@ -89,14 +111,5 @@ class Journal:
             raise FedkeelError(f"{path} is damaged: delete it, and --resume continues from the checkpoint before it")
         if about["experiment"] != self._experiment:
             raise FedkeelError(f"{path} belongs to another configuration: restore config.toml or choose another --out")
-        private: dict[int, Tree] = {}
-        for name, value in tensors.items():
-            if name.startswith("private/"):
-                _, client, rest = name.split("/", 2)
-                private.setdefault(int(client), {})[rest] = value
-        state = State(_scope(tensors, "shared/"), _scope(tensors, "server/"), _scope(tensors, "told/"))
-        return Checkpoint(about["round"], about["index"], state, private)
-
-
-def _scope(tensors: Tree, prefix: str) -> Tree:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        state = State(take("shared/", tensors), take("server/", tensors), take("told/", tensors))
+        return Checkpoint(about["round"], about["index"], state, tensors[ACCEPTED].numpy())

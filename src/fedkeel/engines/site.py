@@ -1,0 +1,180 @@
+"""A client's half: its rows and labels, its work on one request, and its answer. No server is needed to read it.
+
+``work`` is all that a client does in an exchange, the same at a real site and for each client of a simulation. How it
+trains is handed in: ``reference`` is autograd and PyTorch's own optimizers, slow and right by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from traceback import extract_tb
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.core.errors import BadMessage, FedkeelError, MethodFailed
+from fedkeel.core.message import Down, Up, decode, encode
+from fedkeel.core.method import TOLD, Batch, Method, Phase, Visit, outgoing, place
+from fedkeel.core.rows import Rows
+from fedkeel.core.tree import STATS, Tree, select
+from fedkeel.engines.base import schedule
+from fedkeel.engines.store import Store
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one client has."""
+
+    name: str
+    seed: int
+    classes: int
+    x: Rows[Any]
+    y: Tensor
+    held_back: Mapping[str, tuple[Rows[Any], Tensor]] = field(default_factory=dict)
+    """Rows and labels that training never sees, "validation" and "test"."""
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """How many training rows of each class it has."""
+        return torch.bincount(self.y, minlength=self.classes).float()
+
+    def rows(self, on: str) -> tuple[Rows[Any], Tensor]:
+        if on == "train":
+            return self.x, self.y
+        none = torch.empty(0, dtype=torch.int64)
+        return self.held_back.get(on) or (self.x.pick(none), self.y[none])
+
+
+Train = Callable[["Blame", Method, Visit, Site], tuple[Tree, Tree]]
+"""From ``begin`` to ``end``: (what the client sends, what it keeps)."""
+
+
+def answer(method: Method, phase: Phase, request: bytes, site: Site, store: Store) -> bytes:
+    """The bytes of a client's reply to the bytes of a request; what it keeps is in its store before it replies."""
+    down = decode(request)
+    if not isinstance(down, Down) or down.phase != phase.name:
+        raise BadMessage(f"client {site.name} was asked for {phase.name}, expected a request for it, got another one")
+    visit = arrive(method, phase, down, site, store)
+    sends, kept = work(method, visit, site)
+    if kept and phase.on != "test":  # who tests only looks
+        store.write(site.name, place(method, down.round, phase), kept)
+    return encode(Up(down.run, down.round, phase.name, site.name, float(len(site.y)), sends))
+
+
+def arrive(method: Method, phase: Phase, down: Down, site: Site, store: Store) -> Visit:
+    """What the client knows once a request is there."""
+    told = select(down.arrays, (TOLD,))
+    came = {name: value for name, value in down.arrays.items() if name not in told}
+    mine = store.read(site.name, down.accepted)
+    if mine is None:
+        mine = method.private(came)
+    visible = came if phase.gets is None else select(came, phase.gets)
+    return Visit(visible, mine, phase, down.round, site.counts, told)
+
+
+def work(method: Method, visit: Visit, site: Site, train: Train | None = None) -> tuple[Tree, Tree]:
+    """What a client does in a phase: (what it sends, what it keeps)."""
+    with Blame(method, visit.phase, visit.round, site.name) as blame:
+        if visit.phase.epochs:
+            sends, kept = (train or reference)(blame, method, visit, site)
+        else:
+            blame.stage = "measure"
+            rows, labels = site.rows(visit.phase.on)
+            sends, kept = method.measure(rows.read(), labels, visit)
+    return outgoing(sends, visit), kept
+
+
+def reference(blame: Blame, method: Method, visit: Visit, site: Site) -> tuple[Tree, Tree]:
+    """One client's training with PyTorch's optimizers."""
+
+    def optimizer(params: list[Tensor]) -> Callable[[list[Tensor]], None]:
+        torch_s = visit.phase.optim.torch(params)
+
+        def step(grads: list[Tensor]) -> None:
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            torch_s.step()
+
+        return step
+
+    return trained(blame, method, visit, site, optimizer)
+
+
+def own_optimizer(blame: Blame, method: Method, visit: Visit, site: Site) -> tuple[Tree, Tree]:
+    """The same with fedkeel's optimizers, without PyTorch's bookkeeping."""
+
+    def optimizer(params: list[Tensor]) -> Callable[[list[Tensor]], None]:
+        slots, count = visit.phase.optim.slots(params), 0
+
+        def step(grads: list[Tensor]) -> None:
+            nonlocal count
+            count += 1
+            with torch.no_grad():
+                visit.phase.optim.step_plain(params, grads, slots, count)
+
+        return step
+
+    return trained(blame, method, visit, site, optimizer)
+
+
+def trained(
+    blame: Blame,
+    method: Method,
+    visit: Visit,
+    site: Site,
+    optimizer: Callable[[list[Tensor]], Callable[[list[Tensor]], None]],
+) -> tuple[Tree, Tree]:
+    """Every step of a phase on one client."""
+    blame.stage = "begin"
+    params = {name: value.clone() for name, value in method.begin(visit).items()}
+    learnt = [name for name in params if not name.startswith(STATS)]
+    step = optimizer([params[name].requires_grad_() for name in learnt])
+    blame.stage = "once"
+    x = method.once(site.x.following(len(learnt) < len(params)).read(), visit)
+    steps = 0
+    for picked, u in schedule(site.seed, site.name, len(site.y), visit.round, visit.phase):
+        batch = as_batch(x, site.y, picked, u)
+        blame.stage = "loss"
+        grads = method.gradients(params, batch, visit)
+        blame.stage = "adjust"
+        grads = method.adjust(grads, {name: params[name].detach() for name in grads}, batch, visit)
+        step([grads[name] for name in learnt])
+        steps += 1
+    blame.stage = "end"
+    after = {name: value.detach() for name, value in params.items()}
+    return method.end(after, torch.tensor(float(steps)), visit)
+
+
+def as_batch(x: Any, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch:
+    index = torch.from_numpy(at)
+    return Batch(x[index], y[index], torch.full((len(at),), 1.0 / len(at)), torch.from_numpy(u))
+
+
+class Blame:
+    """Names method, stage, client and round in what goes wrong inside of somebody's method."""
+
+    def __init__(self, method: Method, phase: Phase, round: int, client: str) -> None:
+        self.stage = "begin"
+        self._who = method.name, phase.name, round, client
+
+    def __enter__(self) -> Blame:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, FedkeelError | OSError):
+            return
+        method, phase, round, client = self._who
+        last = extract_tb(trace)[-1]
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise MethodFailed(
+            f"method {method} failed in {self.stage} of phase {phase!r}, round {round}, client {client}: "
+            f"{what.splitlines()[0]} ({Path(last.filename).name}:{last.lineno})"
+        ) from error

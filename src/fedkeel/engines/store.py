@@ -1,0 +1,161 @@
+"""What clients keep for themselves: every version of a private tree with the exchange it belongs to.
+
+A version becomes real when the server has accepted the update that was made with it; the versions before it stay until
+then. So a client whose update was refused, or whose server went back to an earlier checkpoint, goes on with the right
+one. One store serves a whole simulated federation or one site; it never leaves the site half.
+
+Versions are written to SQLite: a file for all clients, read as far as they are needed. In a simulation they wait in
+memory until the server writes its checkpoint.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import Tree
+
+KEPT = 3
+"""Versions kept of each client: the server may have to fall back on the checkpoint before its last one."""
+MEMORY = 256 * 2**20
+"""Bytes of trees that are held in memory so that they need not be read again."""
+TABLE = """
+CREATE TABLE IF NOT EXISTS private (
+    run TEXT, client TEXT, exchange INTEGER, tree BLOB NOT NULL, digest BLOB NOT NULL,
+    PRIMARY KEY (run, client, exchange)
+) WITHOUT ROWID
+"""
+
+
+class Store:
+    """The private trees of one run, by client and exchange; without a path in memory alone."""
+
+    def __init__(self, path: Path | None = None, run: str = "") -> None:
+        self._path, self._run = path, run
+        self._file: sqlite3.Connection | None = None
+        self._waiting: dict[str, dict[int, Tree]] = {}
+        self._read: OrderedDict[str, tuple[int, Tree]] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, client: str, accepted: int) -> Tree | None:
+        """The client's tree as of the last update that was accepted from it; None if it never had one."""
+        versions = self._waiting.get(client, {})
+        for later in [exchange for exchange in versions if exchange > accepted]:
+            del versions[later]
+        if versions:
+            return versions[max(versions)]
+        found = self._read.get(client)
+        if found is None or found[0] > accepted:
+            found = self._from_file(client, accepted)
+            if found is not None:
+                self._remember(client, *found)
+        return None if found is None else found[1]
+
+    def write(self, client: str, exchange: int, tree: Tree) -> None:
+        """A new version, which belongs to an exchange that the server has not answered yet."""
+        own = {name: value.detach().clone() for name, value in tree.items()}  # no view of a stack of clients
+        self._waiting.setdefault(client, {})[exchange] = own
+
+    def commit(self, accepted: Callable[[str], int] | None = None) -> None:
+        """Make versions last on disk: of each client the newest one accepted, or all where nobody can say yet."""
+        if self._path is None:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for client, versions in waiting.items():
+            if accepted is not None:
+                known = [exchange for exchange in versions if exchange <= accepted(client)]
+                versions = {max(known): versions[max(known)]} if known else {}
+            for exchange, tree in versions.items():
+                self._keep(client, exchange, tree)
+        if self._file is not None:
+            self._file.commit()
+
+    def drop(self, client: str) -> None:
+        """Forget what waits of a client."""
+        self._waiting.pop(client, None)
+
+    def forget_after(self, exchange: int) -> None:
+        """Drop every version that belongs to a later exchange."""
+        self._waiting = {}
+        self._read.clear()
+        self._bytes = 0
+        if self._path is not None and self._path.exists():
+            self._open().execute("DELETE FROM private WHERE run = ? AND exchange > ?", (self._run, exchange))
+            self._open().commit()
+
+    def clients(self) -> list[str]:
+        """Who holds something, in the order of the names."""
+        there = set(self._waiting)
+        if self._path is not None and self._path.exists():
+            query = "SELECT DISTINCT client FROM private WHERE run = ?"
+            there |= {name for (name,) in self._open().execute(query, (self._run,))}
+        return sorted(there)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._file is None:
+            assert self._path is not None
+            try:
+                self._file = sqlite3.connect(self._path)
+                self._file.execute("PRAGMA journal_mode = WAL")
+                self._file.execute("PRAGMA synchronous = FULL")
+                self._file.execute(TABLE)
+            except sqlite3.Error as error:
+                raise self._damaged(error) from None
+        return self._file
+
+    def _keep(self, client: str, exchange: int, tree: Tree) -> None:
+        data = save({name: value.contiguous() for name, value in tree.items()})
+        file = self._open()
+        row = (self._run, client, exchange, data, _digest(data))
+        file.execute("INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?, ?)", row)
+        older = "SELECT exchange FROM private WHERE run = ?1 AND client = ?2 ORDER BY exchange DESC LIMIT 1 OFFSET ?3"
+        delete = f"DELETE FROM private WHERE run = ?1 AND client = ?2 AND exchange < ({older})"
+        file.execute(delete, (self._run, client, KEPT - 1))
+        self._remember(client, exchange, tree)
+
+    def _from_file(self, client: str, accepted: int) -> tuple[int, Tree] | None:
+        if self._path is None or not self._path.exists():
+            return None
+        try:
+            query = "SELECT exchange, tree, digest FROM private WHERE run = ? AND client = ? AND exchange <= ?"
+            query += " ORDER BY exchange DESC LIMIT 1"
+            found = self._open().execute(query, (self._run, client, accepted)).fetchone()
+            if found is None:
+                return None
+            exchange, data, digest = found
+            if _digest(data) != digest:
+                raise self._damaged(f"the tree of client {client} is not the one that was written")
+            # Copied, because arithmetic may round differently where memory is not aligned.
+            return exchange, {name: value.clone() for name, value in load(data).items()}
+        except (sqlite3.Error, SafetensorError) as error:
+            raise self._damaged(error) from None
+
+    def _remember(self, client: str, exchange: int, tree: Tree) -> None:
+        self._bytes += _size(tree) - _size(self._read.pop(client, (0, {}))[1])
+        self._read[client] = exchange, tree
+        while self._bytes > MEMORY:
+            _, (_, oldest) = self._read.popitem(last=False)
+            self._bytes -= _size(oldest)
+
+    def _damaged(self, error: object) -> FedkeelError:
+        return FedkeelError(f"{self._path}, where clients keep what is their own, is damaged ({error}): run again")
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _size(tree: Tree) -> int:
+    return sum(value.nbytes for value in tree.values())

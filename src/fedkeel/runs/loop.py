@@ -1,0 +1,94 @@
+"""The round loop: plan, broadcast, train, gate, reduce, merge, checkpoint, observe. It knows a roster, never a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from torch import Tensor
+
+from fedkeel.core.method import Method, Phase, State, Task, place
+from fedkeel.engines.base import Engine, Exchange, choose
+from fedkeel.methods.heads.centre import MEAN, Centre
+from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
+from fedkeel.runs.events import Log
+from fedkeel.runs.observers.base import Observer, Round
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the rounds of one run share."""
+
+    method: Method
+    engine: Engine
+    log: Log
+    checkpoints: Checkpoints
+    observers: Sequence[Observer] = field(default=())
+
+    def rounds(self, start: State) -> State:
+        """Run or continue all rounds."""
+        done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
+        self.engine.resume(done.accepted, self.last_of(done))
+        point = done
+        try:
+            for round in range(done.round, self.method.rounds + 1):
+                began, cohort = perf_counter(), list[int]()
+                for index, phase in enumerate(self.method.plan(round)):
+                    cohort = choose(self.engine.roster, self.method, phase, round, cohort)
+                    if (round, index) <= (done.round, done.index):
+                        continue
+                    state = exchanged(self.method, self.engine, self.log, point.state, phase, round, index, cohort)
+                    point = Checkpoint(round, index, state, self.engine.accepted)
+                    if self.checkpoints.due:
+                        self.save(point)
+                for observer in self.observers:
+                    observer.round_ended(Round(round, began), point.state)
+        except (Exception, KeyboardInterrupt) as stop:
+            if point is not done and not isinstance(stop, OSError):  # what was reached is kept, if it can be
+                self.save(point)
+            raise
+        return point.state
+
+    def save(self, point: Checkpoint) -> None:
+        """What clients keep lasts first: a checkpoint must never speak of more than there is."""
+        self.engine.settle()
+        self.checkpoints.save(point)
+
+    def last_of(self, point: Checkpoint) -> int:
+        """The exchange that a checkpoint was written after."""
+        return place(self.method, point.round, self.method.plan(point.round)[point.index]) if point.index >= 0 else 0
+
+
+def exchanged(
+    method: Method, engine: Engine, log: Log, state: State, phase: Phase, round: int, index: int, cohort: list[int]
+) -> State:
+    """The state after one exchange, which is put on record."""
+    exchange = engine.exchange(method, state, phase, round, cohort)
+    record(log, exchange, phase, round, index)
+    return state if exchange.update is None else method.merge(state, exchange.update, phase)
+
+
+def record(log: Log, exchange: Exchange, phase: Phase, round: int, index: int) -> None:
+    log.write(
+        "exchange",
+        round=round,
+        index=index,
+        phase=phase.name,
+        clients=exchange.accepted + len(exchange.refused),
+        refused=[{"client": refusal.client, "reason": refusal.reason} for refusal in exchange.refused],
+        bytes_up=exchange.bytes_up,
+        bytes_down=exchange.bytes_down,
+        client_seconds=exchange.client_seconds,
+        server_seconds=exchange.server_seconds,
+    )
+
+
+def federated_mean(engine: Engine, dim: int, log: Log) -> Tensor:
+    """The mean feature of all training rows: one exchange before round 1, on record as round 0."""
+    centre, roster = Centre(), engine.roster
+    state, cohort = centre.start(Task(dim, 0, len(roster.names), roster.seed)), list[int]()
+    for index, phase in enumerate(centre.plan(0)):
+        cohort = choose(roster, centre, phase, 0, cohort)
+        state = exchanged(centre, engine, log, state, phase, 0, index, cohort)
+    return state.shared[MEAN]

@@ -1,0 +1,36 @@
+"""How a dual encoder leaves zero-shot, round by round, beside the clients' own models. For simulations."""
+
+from __future__ import annotations
+
+from fedkeel.core.method import State
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.metrics.towers import Own, balance, on_own, pooled
+from fedkeel.runs.observers.base import Observer, Round, Running, Simulation, observer
+
+
+@observer("balance")
+class BalanceObserver(Observer):
+    order = 20
+
+    @classmethod
+    def wanted(cls, run: Running) -> bool:
+        return run.simulation is not None and run.experiment.run.drift and isinstance(run.method, DualTuned)
+
+    def started(self, state: State) -> None:
+        self.measure(0, state)
+
+    def round_ended(self, round: Round, state: State) -> None:
+        self.measure(round.number, state)
+
+    def measure(self, round: int, state: State) -> None:
+        run, seen, method = self.run, self.run.simulated, self.run.method
+        assert isinstance(method, DualTuned)
+        if run.known is not None and any(event["round"] == round for event in run.known.balance):
+            return
+        found = balance(method, seen.engine.sites, state, round, seen.tests)
+        run.log.write("balance", round=round, **found, **pooled(own_models(seen, method, state)))
+
+
+def own_models(seen: Simulation, method: DualTuned, state: State) -> list[Own]:
+    """Of the clients that are shown, each model on the client's own test set."""
+    return [on_own(method, state, seen.engine.mine(method, state, client), seen.tests, client) for client in seen.shown]

@@ -1,0 +1,117 @@
+"""The place where rows are opened: what a method reads decides whether they are encoded before, read in every step, or
+taken to a dual encoder. Nobody else asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Method
+from fedkeel.core.rows import Rows
+from fedkeel.core.watch import Watch
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.settings import Data
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.transformer.base import Tuned, tokens_of
+from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.models.cache import encoded_by
+from fedkeel.models.cache import features as encode
+from fedkeel.models.dual import items, open_dual
+from fedkeel.models.encoders import NETWORKS, Encoder, encoder_name, open_encoder
+from fedkeel.models.prepare import Preparation, as_rows, prepared
+from fedkeel.rows.features import Features
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The training and test rows of a dataset as a method reads them, and by which encoder."""
+
+    train: Rows[Any]
+    test: Rows[Any]
+    encoder: str
+    weights: str
+    transform: str
+
+
+def preparation(method: Method, data: Data) -> Preparation:
+    """What is done to features before a head sees them: nothing where a method makes its own."""
+    return data.features if method.reads == "features" else "raw"
+
+
+def open_rows(data: Data, dataset: Dataset, method: Method, watch: Watch) -> Opened:
+    if method.reads == "inputs":
+        return as_inputs(data, dataset, method)
+    if isinstance(method, DualTuned):
+        return _as_items(data, dataset, method, watch)
+    _must_be_trained(data, dataset)
+    made = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
+    train, test = (Features(as_rows(part)) for part in (made.train, made.test))
+    return Opened(train, test, made.encoder, made.weights, made.transform)
+
+
+def _must_be_trained(data: Data, dataset: Dataset) -> None:
+    """A head on features that nobody ever trained learns nothing worth having, unless that was asked for."""
+    if (name := encoder_name(data, dataset)) in NETWORKS:
+        raise FedkeelError(
+            f"encoder {name} has no trained weights, so a head alone would learn little: train it as well with "
+            "method.name=fedavg method.tune=network, or set data.encoder to one that is trained, or to pixels"
+        )
+
+
+def as_inputs(data: Data, dataset: Dataset, method: Method) -> Opened:
+    """The rows themselves, for a method that encodes them in every step."""
+    backbone = Backbone.of(open_encoder(data, dataset, trains=True))
+    if isinstance(method, Tuned):
+        backbone.must_be_transformer()
+    train, test = (backbone.inputs(part, tokens_of(method)) for part in (dataset.train, dataset.test))
+    return Opened(train, test, backbone.encoder, backbone.weights, backbone.transform)
+
+
+def _as_items(data: Data, dataset: Dataset, method: DualTuned, watch: Watch) -> Opened:
+    """The items of a dual encoder, with all that the method needs of them."""
+    name = encoder_name(data, dataset)
+    dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)
+    item = open_encoder(data, dataset)
+    dual = replace(dual, upper=method.module.upper(item))
+    method.module.fresh(dual, 0)  # a start that cannot be made is told before a run begins
+    told: dict[str, Any] = {"progress": watch.encoded, "notice": watch.notice}
+    arrays = {
+        array: encoded_by(encoder, data, dataset, **told) for array, encoder in method.module.encoders(item).items()
+    }
+    if "features" not in arrays:
+        arrays["features"] = encode(data, dataset, **told)
+    train = items(dual, **{array: made.train for array, made in arrays.items()})
+    test = items(dual, **{array: made.test for array, made in arrays.items()})
+    return Opened(train, test, item.name, item.weights, item.transform)
+
+
+def prepared_inputs(inputs: Inputs, how: Preparation, mean: Tensor | None) -> Inputs:
+    """Inputs of which a network makes features that a head was trained on."""
+    return inputs if how == "raw" else replace(inputs, prepared=partial(prepared, how=how, mean=mean))
+
+
+def open_new(
+    rows: Sequence[Any] | np.ndarray,
+    item: Encoder,
+    data: Data,
+    class_names: tuple[str, ...],
+    method: Method,
+    mean: Tensor | None,
+) -> Rows[Any]:
+    """Rows that a finished model has not seen, as its method reads them, where that is not features."""
+    if method.reads == "inputs":
+        inputs = Backbone.of(item).inputs(rows, tokens_of(method))
+        return prepared_inputs(inputs, preparation(getattr(method, "base", method), data), mean)
+    dual_method = cast(DualTuned, method)
+    towers = item.name, data, item.kind, class_names, "the model"
+    dual = open_dual(*towers, dual_method.template, dual_method.scale)
+    dual, module = replace(dual, upper=dual_method.module.upper(item)), dual_method.module
+    arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
+    return items(dual, **arrays)

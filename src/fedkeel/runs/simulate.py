@@ -1,0 +1,145 @@
+"""One simulated run in its folder: assemble the federation, train it, write down what came of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeel import __version__
+from fedkeel.core.atomic import write_atomically
+from fedkeel.core.method import Method, State, Task, from_settings
+from fedkeel.core.roster import Roster
+from fedkeel.core.watch import Watch
+from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.simulated import Simulated
+from fedkeel.engines.store import Store
+from fedkeel.engines.wire import WireEngine
+from fedkeel.methods.dual.base import DualTuned
+from fedkeel.metrics.features import common_mean
+from fedkeel.metrics.towers import zero_shot_per_class
+from fedkeel.models.prepare import Preparation, mean_energy, prepare
+from fedkeel.runs.checkpoint import Checkpoints
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.events import EVENTS, Log, read
+from fedkeel.runs.federation import Federation
+from fedkeel.runs.loop import Loop, federated_mean
+from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.observers.base import Running, Simulation, observers_of
+from fedkeel.runs.opening import preparation
+from fedkeel.runs.summary import SUMMARY, summarise
+
+ENGINES: dict[str, type[Simulated]] = {"local": LocalEngine, "wire": WireEngine}
+
+
+def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch) -> None:
+    """Run or continue the experiment in a folder that was begun; it holds everything afterwards."""
+    torch.set_num_threads(exp.run.threads or os.cpu_count() or 1)
+    with Checkpoints(folder, exp.digest()) as checkpoints:
+        with Log(folder / EVENTS) as log:
+            train(exp, federation, log, checkpoints, watch)
+        write_atomically(folder / SUMMARY, summarise(read(folder)).encode())
+
+
+def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch) -> None:
+    method = from_settings(exp.method)
+    how = preparation(method, exp.data)
+    roster = roster_of(exp, federation, how)
+    sites = federation.sites(exp.run.seed, Store(checkpoints.private, roster.run))
+    engine = ENGINES[exp.run.engine](sites, roster)
+    run = Running(
+        exp, method, engine, log, checkpoints, watch, read(log.folder) if log.begun else None,
+        Simulation(federation, engine, federation.test_sets(sites)),
+    )  # fmt: skip
+    begin(run, how)
+    mean = federated_mean(ENGINES[exp.run.engine](sites, roster), sites.x.dim, log) if how == "centred" else None
+    for rows in (sites.x, run.simulated.tests.x):
+        if rows.tensor is not None:
+            prepare(rows.tensor, how, mean)
+    observers = observers_of(run)
+    start = method.start(task_of(run))
+    for observer in observers:
+        observer.started(start)
+    state = Loop(method, engine, log, checkpoints, observers).rounds(start)
+    end(run, state, mean, observers)
+    sites.store.close()
+
+
+def roster_of(exp: Experiment, federation: Federation, how: Preparation) -> Roster:
+    longest = None if how == "raw" else 1.0
+    class_names = federation.dataset.class_names
+    return federation.enrolment().roster(exp.digest()[:16], exp.run.seed, class_names, longest)
+
+
+def task_of(run: Running) -> Task:
+    """What the method starts from."""
+    x, roster = run.simulated.engine.sites.x, run.engine.roster
+    backbone, dual = (getattr(x, name, None) for name in ("backbone", "dual"))  # of rows that are no tensor
+    sizes = x.dim, roster.classes, len(roster.names)
+    return Task(*sizes, roster.seed, rows=int(roster.rows.sum()), backbone=backbone, dual=dual)
+
+
+def begin(run: Running, how: Preparation) -> None:
+    """The first event of a run, or that it goes on."""
+    if run.known is not None:
+        run.log.write("resume")
+        return
+    seen, exp = run.simulated, run.experiment
+    data = about_data(seen.federation, seen.engine.sites.x.tensor, len(seen.tests.y))
+    if isinstance(run.method, DualTuned):
+        data["zero_shot"] = zero_shot_per_class(seen.tests)
+        data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
+    who = about_clients(seen.federation, seen.shown)
+    run.log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+    if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
+        run.watch.notice(warning)
+
+
+def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[Any]) -> None:
+    """The finished model and the last event."""
+    kept = run.checkpoints.best() if run.experiment.run.keep == "best" else None
+    if kept is not None:
+        state = kept.state
+    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
+    model.save(run.log.folder / MODEL)
+    found: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
+    for observer in observers:
+        found |= observer.ended(state)
+    run.log.write("end", digest=model.digest, **found)
+
+
+def finished_model(
+    exp: Experiment, federation: Federation, method: Method, state: State, mean: torch.Tensor | None
+) -> Model:
+    dataset, rows = federation.dataset, federation.rows
+    how = {"encoder": rows.encoder, "weights": rows.weights, "transform": rows.transform, "kind": dataset.kind}
+    data = {**exp.data.model_dump(), **how, "dim": rows.train.dim}
+    return Model(method, state.shared, mean, data, dataset.class_names)
+
+
+def about_data(federation: Federation, features: torch.Tensor | None, test_rows: int) -> dict[str, Any]:
+    dataset, manifest = federation.dataset, federation.manifest
+    return {
+        "source": dataset.name,
+        "encoder": federation.rows.encoder,
+        "classes": list(dataset.class_names),
+        "train_rows": len(manifest.train.rows),
+        "test_rows": test_rows,
+        "dim": federation.rows.train.dim,
+        "mean_energy": None if features is None else mean_energy(features),
+        "class_rows": federation.label_counts().sum(0).tolist(),
+        "manifest": manifest.hash,
+    }
+
+
+def about_clients(federation: Federation, shown: list[int]) -> dict[str, Any]:
+    sizes = federation.manifest.train.sizes
+    return {
+        "count": len(sizes),
+        "empty": int((sizes == 0).sum()),
+        "names": [federation.manifest.names[k] for k in shown],
+        "rows": sizes[shown].tolist(),
+        "label_counts": federation.label_counts()[shown].tolist(),
+    }
