@@ -138,14 +138,17 @@ class Method(BaseModel):
     paper: ClassVar[str]
     personal: ClassVar[bool] = False
     """Whether ``predict`` uses what a client keeps for itself: then each client has a model of its own."""
-    first_visit: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the server's tensors that go down at a client's first visit, whatever the phase gets."""
     common: ClassVar[bool] = True
     """Whether what is shared is a model by itself."""
 
     rounds: int = Field(50, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        """Prefixes of the server's tensors that go down at a client's first visit, whatever the phase gets."""
+        return ()
 
     @property
     def reads(self) -> Literal["features", "inputs", "dual"]:

@@ -44,7 +44,7 @@ from fedkeel.core.method import Batch, Method, Phase, State, Visit
 from fedkeel.core.tree import Tree
 from fedkeel.engines.base import going_down
 from fedkeel.engines.sites import Sites
-from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.base import dual_of
 from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe, logits
 
 Mine = Callable[[int], Tree]
@@ -95,7 +95,7 @@ def linear_head(method: Method) -> LinearProbe:
 
 def measurable(method: Method) -> None:
     """Raise an error unless the drift of the method can be measured: of a linear head, or of a dual encoder."""
-    if not isinstance(method, DualTuned):
+    if dual_of(method) is None:
         linear_head(method)
 
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from fedkeel.core.method import Method, Phase, State, Update, Visit, from_settings
 from fedkeel.core.tree import Tree, select
 
-TALLY, RIGHT, ROWS, OWN = "tally.", "tally.right", "tally.rows", "tally.own"
+TALLY, RIGHT, ROWS = "tally.", "tally.right", "tally.rows"
+OWN, TESTED = "tally.own", "tally.tested"
+"""The accuracy of the client's own model, and 1 where it has test rows to measure that on."""
 
 
 class Tally(Method):
@@ -31,16 +33,23 @@ class Tally(Method):
     def base(self) -> Method:
         return from_settings(self.of)
 
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return self.base.first_visit
+
     def asking(self, state: State) -> State:
         """The model as a state of this method, with empty counts."""
-        counts = {name: torch.zeros(self.classes, dtype=torch.float64) for name in (RIGHT, ROWS, OWN)}
-        return State(state.shared, {**select(state.server, self.base.first_visit), **counts})
+        return State(state.shared, {**select(state.server, self.base.first_visit), **self.nothing()})
+
+    def nothing(self) -> Tree:
+        sizes = {RIGHT: self.classes, ROWS: self.classes, OWN: 1, TESTED: 1}
+        return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
     def plan(self, round: int) -> list[Phase]:
         return [Phase("tally", sends=(TALLY,), uniform=(TALLY,), cohort="all", epochs=0, on="test")]
 
     def private(self, down: Tree) -> Tree:
-        return self.base.private(down)
+        return self.base.private({name: value for name, value in down.items() if not name.startswith(TALLY)})
 
     def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         model = State({name: value for name, value in visit.down.items() if not name.startswith(TALLY)})
@@ -49,17 +58,24 @@ class Tally(Method):
             with torch.inference_mode():
                 return y[self.base.predict(model, mine, x).argmax(1) == y]
 
-        common = right({}) if self.base.common and len(y) else y[:0]
-        own = right(visit.mine) if self.base.personal and len(y) else y[:0]
-        labels = {RIGHT: common, ROWS: y, OWN: own}
-        return {name: torch.bincount(of, minlength=self.classes).double() for name, of in labels.items()}, {}
+        sends = self.nothing()
+        if len(y):
+            sends |= {ROWS: self.count(y), TESTED: torch.ones(1).double()}
+            sends |= {RIGHT: self.count(right({}))} if self.base.common else {}
+            sends |= (
+                {OWN: torch.tensor([len(right(visit.mine)) / len(y)], dtype=torch.float64)}
+                if self.base.personal
+                else {}
+            )
+        return sends, {}
+
+    def count(self, labels: Tensor) -> Tensor:
+        return torch.bincount(labels, minlength=self.classes).double()
 
     def sums(self, update: Update | None) -> dict[str, Any]:
-        """Over all clients that answered."""
-        mean = update.mean if update is not None else {name: torch.zeros(self.classes) for name in (RIGHT, ROWS, OWN)}
-        heard = 0 if update is None else len(update.clients)
-        right, rows, own = ((heard * mean[name]).round().tolist() for name in (RIGHT, ROWS, OWN))
-        total = max(1.0, sum(rows))
-        personal = sum(own) / total if self.base.personal else None
-        accuracy = sum(right) / total if self.base.common else personal or 0.0
+        """Over all clients that answered: as if their test rows lay in one place; own models as a mean over clients."""
+        mean, heard = (self.nothing(), 0) if update is None else (update.mean, len(update.clients))
+        right, rows = ((heard * mean[name]).round().tolist() for name in (RIGHT, ROWS))
+        personal = float(mean[OWN] / mean[TESTED]) if self.base.personal and float(mean[TESTED]) else None
+        accuracy = sum(right) / max(1.0, sum(rows)) if self.base.common else personal or 0.0
         return {"accuracy": accuracy, "personal": personal, "right": right, "rows": rows}

@@ -25,6 +25,7 @@ from fedkeel.core.tree import digest
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.engines.threads import Places, side_by_side
+from fedkeel.methods.dual.base import dual_of
 from fedkeel.models.backbone import Backbone
 from fedkeel.personal.strategy import STRATEGIES, Strategy
 from fedkeel.personal.work import Work
@@ -33,6 +34,7 @@ from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, read
 from fedkeel.runs.federation import assemble
 from fedkeel.runs.folder import CONFIG, stored
 from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.runs.opening import same_rows
 from fedkeel.runs.simulate import ENGINES, about_clients, about_data
 from fedkeel.study.grid import Variant
 
@@ -60,7 +62,7 @@ def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
 def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     """The strategy with its settings, for the model of a run."""
     found = STRATEGIES[variant.name]
-    if run.method.reads == "dual":
+    if dual_of(run.method) is not None:
         raise FedkeelError(
             f"method {run.method.name} has a dual encoder, and personalize goes on from heads and whole networks only: "
             "use the models that the run left each client, fedkeel predict --client NAME"
@@ -94,7 +96,7 @@ def personalize(
             "or settings have changed; restore it, or run again"
         )
     work = Work.on(strategy, model, federation, experiment)
-    if strategy.reads != model.method.reads and not work.reads_as(federation):
+    if not same_rows(strategy, model.method) and not work.reads_as(federation):
         watch.notice(
             f"{dataset.name} keeps less of its rows than its features were made of, so the global model is worse on "
             "what the encoder reads here than it was in the run; the record has both"
@@ -180,7 +182,7 @@ def personal_model(run: Path, client: str, label: str | None) -> Model:
     moved = load_client(_of_client(folder, client))
     strategy = from_settings_of(folder)
     shared = dict(model.shared)
-    if strategy.reads == "inputs" and model.method.reads == "features":
+    if not same_rows(strategy, model.method):
         shared = {**Backbone.of(model.encoder([])).tree(0), **shared}
     mine = {name: shared[name] + value if name in shared else value for name, value in moved.items()}
     return replace(model, method=strategy, shared=shared, mine=mine)

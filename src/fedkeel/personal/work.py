@@ -29,7 +29,7 @@ from fedkeel.personal.strategy import Strategy
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import Federation
 from fedkeel.runs.model import Model, save_client
-from fedkeel.runs.opening import as_inputs, preparation, prepared_inputs
+from fedkeel.runs.opening import as_inputs, preparation, prepared_inputs, same_rows
 
 SAME_ROWS = 16
 """Of so many rows features are made again, to see whether they are the same."""
@@ -50,7 +50,7 @@ class Work:
     def on(cls, strategy: Strategy, model: Model, federation: Federation, experiment: Experiment) -> Work:
         shared, added = model.shared, {}
         how = preparation(model.method, experiment.data)
-        reopened = strategy.reads != model.method.reads
+        reopened = not same_rows(strategy, model.method)
         if reopened:
             federation = _as_inputs(strategy, federation, experiment)
         sites = federation.sites(experiment.run.seed)

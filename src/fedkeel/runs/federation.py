@@ -101,6 +101,11 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     if not len(manifest.train.rows):
         raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
     federation = Federation(dataset, manifest, rows, labels)
+    if experiment.run.evaluate == "federated" and not len(manifest.test.rows):
+        raise FedkeelError(
+            "run.evaluate is 'federated', but no client has test rows of its own: set partition.test, e.g. 0.2, or "
+            "partition.test_split, or give the source's test rows a client column"
+        )
     admit(
         method, federation.enrolment(), dataset.class_names, np.bincount(dataset.test_labels, minlength=dataset.classes)
     )

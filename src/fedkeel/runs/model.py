@@ -20,7 +20,6 @@ from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
 from fedkeel.data.settings import Data
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.prepare import Preparation, as_rows, prepare
 from fedkeel.runs.opening import open_new
 
 MODEL, CLIENTS = "model.safetensors", "clients"
@@ -71,14 +70,12 @@ class Model:
         return cast(Kind, self.data["kind"])
 
     @property
+    def dim(self) -> int:
+        return int(self.data["dim"])
+
+    @property
     def settings(self) -> Data:
         return Data(**{key: value for key, value in self.data.items() if key in Data.model_fields})
-
-    def encode(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Features of new rows; the encoder must be the one the model was trained with."""
-        if self.data["encoder"] == "none":
-            return np.asarray(rows, dtype=np.float32)
-        return self.encoder(rows).encode(rows)
 
     def encoder(self, rows: Sequence[Any] | np.ndarray) -> Encoder:
         encoder = open_named(self.data["encoder"], self.settings.pooling, self.kind, rows, "the input")
@@ -89,25 +86,18 @@ class Model:
             )
         return encoder
 
-    def scores(self, features: np.ndarray) -> np.ndarray:
-        """Probabilities (rows, classes) from encoded features."""
-        dim = self.data["dim"]
-        if features.ndim != 2 or features.shape[1] != dim:
-            raise FedkeelError(f"the rows have shape {features.shape}: this model expects (rows, {dim})")
-        how: Preparation = self.data["features"]
+    def scores(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """Probabilities (rows, classes) of new rows: texts or images as the source had them, or encoded features."""
+        encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
+        given = encoded or self.data["encoder"] == "none"
+        x = open_new(rows, self, None if given else self.encoder(rows))
         with torch.inference_mode():
-            x = prepare(as_rows(features), how, self.mean)
-            return self.method.scores(self.method.predict(State(self.shared), self.mine, x)).numpy()
+            found: np.ndarray = self.method.scores(self.method.predict(State(self.shared), self.mine, x.read())).numpy()
+        return found
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
-        """(class name, score) of each new row: texts or images as the source had them, or encoded features (n, d)."""
-        if self.method.reads == "features":
-            encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
-            return self._named(self.scores(cast(np.ndarray, rows) if encoded else self.encode(rows)))
-        x = open_new(rows, self.encoder(rows), self.settings, self.class_names, self.method, self.mean)
-        with torch.inference_mode():
-            logits = self.method.predict(State(self.shared), self.mine, x.read())
-            return self._named(self.method.scores(logits).numpy())
+        """(class name, score) of each new row."""
+        return self._named(self.scores(rows))
 
     def _named(self, scores: np.ndarray) -> tuple[list[str], np.ndarray]:
         best = scores.argmax(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +25,7 @@ from fedkeel.models.cache import encoded_by
 from fedkeel.models.cache import features as encode
 from fedkeel.models.dual import items, open_dual
 from fedkeel.models.encoders import NETWORKS, Encoder, encoder_name, open_encoder
-from fedkeel.models.prepare import Preparation, as_rows, prepared
+from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.rows.features import Features
 
 
@@ -38,6 +38,26 @@ class Opened:
     encoder: str
     weights: str
     transform: str
+
+
+class Trained(Protocol):
+    """What a finished model says of the rows that it was trained on."""
+
+    @property
+    def method(self) -> Method: ...
+    @property
+    def mean(self) -> Tensor | None: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def settings(self) -> Data: ...
+    @property
+    def dim(self) -> int: ...
+
+
+def same_rows(one: Method, other: Method) -> bool:
+    """Whether two methods read rows in the same way."""
+    return one.reads == other.reads
 
 
 def preparation(method: Method, data: Data) -> Preparation:
@@ -97,21 +117,18 @@ def prepared_inputs(inputs: Inputs, how: Preparation, mean: Tensor | None) -> In
     return inputs if how == "raw" else replace(inputs, prepared=partial(prepared, how=how, mean=mean))
 
 
-def open_new(
-    rows: Sequence[Any] | np.ndarray,
-    item: Encoder,
-    data: Data,
-    class_names: tuple[str, ...],
-    method: Method,
-    mean: Tensor | None,
-) -> Rows[Any]:
-    """Rows that a finished model has not seen, as its method reads them, where that is not features."""
-    if method.reads == "inputs":
-        inputs = Backbone.of(item).inputs(rows, tokens_of(method))
-        return prepared_inputs(inputs, preparation(getattr(method, "base", method), data), mean)
-    dual_method = cast(DualTuned, method)
-    towers = item.name, data, item.kind, class_names, "the model"
-    dual = open_dual(*towers, dual_method.template, dual_method.scale)
-    dual, module = replace(dual, upper=dual_method.module.upper(item)), dual_method.module
+def open_new(rows: Sequence[Any] | np.ndarray, model: Trained, item: Encoder | None) -> Rows[Any]:
+    """Rows that a finished model has not seen, as its method reads them; without an encoder they are features."""
+    method, how = model.method, preparation(getattr(model.method, "base", model.method), model.settings)
+    if method.reads == "features":
+        features = np.asarray(rows) if item is None else item.encode(rows)
+        if features.ndim != 2 or features.shape[1] != model.dim:
+            raise FedkeelError(f"the rows have shape {features.shape}: this model expects (rows, {model.dim})")
+        return Features(prepare(as_rows(features), how, model.mean))
+    assert item is not None
+    if not isinstance(method, DualTuned):
+        return prepared_inputs(Backbone.of(item).inputs(rows, tokens_of(method)), how, model.mean)
+    module, towers = method.module, (item.name, model.settings, item.kind, model.class_names, "the model")
+    dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
     arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
     return items(dual, **arrays)

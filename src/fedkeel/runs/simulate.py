@@ -17,7 +17,7 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
-from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.towers import zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
@@ -88,7 +88,7 @@ def begin(run: Running, how: Preparation) -> None:
         return
     seen, exp = run.simulated, run.experiment
     data = about_data(seen.federation, seen.engine.sites.x.tensor, len(seen.tests.y))
-    if isinstance(run.method, DualTuned):
+    if dual_of(run.method) is not None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)

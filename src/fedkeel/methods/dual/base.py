@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
+from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import STATS, Tree, put, select, take
 from fedkeel.models import grab
 from fedkeel.models.losses import softmax_rows
@@ -111,3 +111,8 @@ class DualTuned(Trained):
     def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
         """The logits; of a method that adds up two branches (global, personal, sum)."""
         return (self.module.logits(take(OWN, mine) or take(PEFT, shared), x),)
+
+
+def dual_of(method: Method) -> DualTuned | None:
+    """The method, if it tunes a dual encoder."""
+    return method if isinstance(method, DualTuned) else None

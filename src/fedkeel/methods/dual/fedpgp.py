@@ -15,7 +15,7 @@ first visit; with ``words`` sigma starts as these; the model without a client is
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -35,8 +35,6 @@ FIRST = "first."
 
 @register("fedpgp", paper="a shared prompt plus a personal one of low rank (Cui et al., ICML 2024)")
 class FedPGP(Jointly):
-    first_visit: ClassVar[tuple[str, ...]] = (FIRST,)
-
     rank: int = Field(4, ge=1)
     """b, of a client's own part"""
     mu: float = Field(0.5, ge=0)
@@ -49,6 +47,10 @@ class FedPGP(Jointly):
         draws = {name: generator(task.seed, "fedpgp", name).normal(scale=0.02, size=s) for name, s in shapes.items()}
         first = {name: torch.from_numpy(draw).float() for name, draw in draws.items()}
         return replace(super().start(task), server=put(FIRST, first))
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return (FIRST,)
 
     def private(self, down: Tree) -> Tree:
         return put(OWN, take(FIRST, down))

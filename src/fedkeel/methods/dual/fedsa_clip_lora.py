@@ -11,7 +11,7 @@ with "interleaved" the B of its last visit is kept.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -25,11 +25,13 @@ A, B = "A.", "B."
 
 @register("fedsa-clip-lora", paper="LoRA in the item tower, shared A and personal B (Guo et al., ICLR 2025)")
 class FedSAClipLora(Lora, DualTuned):
-    first_visit: ClassVar[tuple[str, ...]] = (PEFT + B,)
-
     @property
     def module(self) -> Lora:
         return Lora.of(self)
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return (PEFT + B,)
 
     def private(self, down: Tree) -> Tree:
         return put(OWN, select(take(PEFT, down), (B,)))

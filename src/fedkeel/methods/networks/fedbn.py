@@ -24,7 +24,6 @@ SHARED = (HEAD, BODY)
 @register("fedbn", paper="batch norms stay with the client, the rest is averaged (Li et al., ICLR 2021)")
 class FedBN(Network):
     common: ClassVar[bool] = False
-    first_visit: ClassVar[tuple[str, ...]] = (NORM, STATS)
 
     def start(self, task: Task) -> State:
         whole = super().start(task).shared
@@ -35,6 +34,10 @@ class FedBN(Network):
                 "set data.encoder to cnn or resnet18-small, or take another method"
             )
         return State(select(whole, SHARED), norms)
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return (NORM, STATS)
 
     def private(self, down: Tree) -> Tree:
         return copied(select(down, self.first_visit))

@@ -40,7 +40,6 @@ GUIDES = ("guide.",)
 @register("fedl2g", paper="learnt vectors guide models that are never averaged (Zhang et al., arXiv 2410.06490)")
 class FedL2G(Network):
     common: ClassVar[bool] = False
-    first_visit: ClassVar[tuple[str, ...]] = NETWORK
 
     warmup: int = Field(1, ge=0)
     """first rounds, in which only the guiding vectors are learnt"""
@@ -59,6 +58,10 @@ class FedL2G(Network):
     def start(self, task: Task) -> State:
         guide = generator(task.seed, "guide").normal(size=(task.classes, task.classes))
         return State({GUIDE: torch.from_numpy(guide).float()}, super().start(task).shared)
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return NETWORK
 
     def private(self, down: Tree) -> Tree:
         return copied(select(down, self.first_visit))

@@ -25,7 +25,6 @@ from fedkeel.methods.networks.base import ENCODER, Network, copied, encoded
 @register("fedrep", paper="a shared encoder under personal heads (Collins et al., ICML 2021)")
 class FedRep(Network):
     common: ClassVar[bool] = False
-    first_visit: ClassVar[tuple[str, ...]] = (HEAD,)
 
     head_epochs: int = Field(5, ge=1)
     """passes for the head, before ``epochs`` passes for the encoder"""
@@ -33,6 +32,10 @@ class FedRep(Network):
     def start(self, task: Task) -> State:
         whole = super().start(task).shared
         return State(select(whole, ENCODER), select(whole, (HEAD,)))
+
+    @property
+    def first_visit(self) -> tuple[str, ...]:
+        return (HEAD,)
 
     def private(self, down: Tree) -> Tree:
         return copied(select(down, self.first_visit))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.core.method import State
-from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.base import DualTuned, dual_of
 from fedkeel.metrics.towers import Own, balance, on_own, pooled
 from fedkeel.runs.observers.base import Observer, Round, Running, Simulation, observer
 
@@ -14,7 +14,7 @@ class BalanceObserver(Observer):
 
     @classmethod
     def wanted(cls, run: Running) -> bool:
-        return run.simulation is not None and run.experiment.run.drift and isinstance(run.method, DualTuned)
+        return run.simulation is not None and run.experiment.run.drift and dual_of(run.method) is not None
 
     def started(self, state: State) -> None:
         self.measure(0, state)
@@ -23,8 +23,8 @@ class BalanceObserver(Observer):
         self.measure(round.number, state)
 
     def measure(self, round: int, state: State) -> None:
-        run, seen, method = self.run, self.run.simulated, self.run.method
-        assert isinstance(method, DualTuned)
+        run, seen, method = self.run, self.run.simulated, dual_of(self.run.method)
+        assert method is not None
         if run.known is not None and any(event["round"] == round for event in run.known.balance):
             return
         found = balance(method, seen.engine.sites, state, round, seen.tests)

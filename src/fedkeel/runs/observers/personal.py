@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedkeel.core.method import State
-from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.metrics.towers import pooled
 from fedkeel.runs.model import client_file, save_client
@@ -32,7 +32,8 @@ class PersonalModels(Observer):
         engine, tests, names = seen.engine, seen.tests, list(seen.engine.roster.names)
         before = tests.each(seen.tested(method, state)) if method.common else None
         run.log.write("personal_test", basis=tests.basis, names=names, rows=tests.rows, before=before)
-        models = own_models(seen, method, state) if isinstance(method, DualTuned) else None
+        dual = dual_of(method)
+        models = None if dual is None else own_models(seen, dual, state)
         values = []
         for at, client in enumerate(seen.shown):
             if models is None:
