@@ -9,12 +9,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from duals import paired
-from federations import clients
+from federations import clients, private
 from fedkeel.core.method import METHODS, State, Task
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree, take
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.clip_lora import ClipLora
 from fedkeel.methods.dual.fedpurel import FedPuReL
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "text_tokens": 8, "blocks": (1,), "rank
 SHARED = {"peft.A.1.attention.self.query", "peft.A.1.attention.self.key", "peft.A.1.attention.self.value"}
 
 
-def federation(method: Any) -> tuple[Clients, Task, State]:
+def federation(method: Any) -> tuple[Sites, Task, State]:
     who, task = paired(clients(), method)
     return who, task, method.start(task)
 
@@ -71,10 +71,10 @@ def test_fedsa_sends_a_and_keeps_b(engine: Any) -> None:
     for name, grad in gradient(method, factors, who.x[rows], who.y[rows]).items():
         if name.startswith("B."):
             expected = -method.lr * grad
-            torch.testing.assert_close(who.private[0][f"own.{name}"], expected, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(private(who)[0][f"own.{name}"], expected, rtol=1e-4, atol=1e-7)
             assert grad.abs().max() > 1e-4
-    assert set(who.private[0]) == {name.replace("peft.A", "own.B") for name in SHARED}
-    assert not torch.equal(*(torch.cat([v.flatten() for v in who.private[k].values()]) for k in (0, 1)))
+    assert set(private(who)[0]) == {name.replace("peft.A", "own.B") for name in SHARED}
+    assert not torch.equal(*(torch.cat([v.flatten() for v in private(who)[k].values()]) for k in (0, 1)))
 
 
 def test_fedsa_s_global_model_is_zero_shot_and_a_client_s_is_not() -> None:
@@ -88,9 +88,9 @@ def test_fedsa_s_global_model_is_zero_shot_and_a_client_s_is_not() -> None:
                 state = method.merge(state, exchange.update, phase)
     x: Any = who.x
     assert torch.equal(method.predict(state, {}, x), x.zero_shot)
-    factors, own = take("peft.", state.shared), take("own.", who.private[0])
+    factors, own = take("peft.", state.shared), take("own.", private(who)[0])
     torch.testing.assert_close(method.module.logits(factors, x), x.zero_shot, rtol=1e-4, atol=1e-4)
-    mine = method.predict(state, who.private[0], x)
+    mine = method.predict(state, private(who)[0], x)
     torch.testing.assert_close(mine, method.module.logits({**factors, **own}, x))
     assert (mine - x.zero_shot).abs().max() > 1e-3
 
@@ -104,7 +104,7 @@ def test_fedsa_trains_b_alone_in_the_end() -> None:
     exchange = WireEngine(who).exchange(method, moved(state), last, 2, [0])
     assert exchange.update is None
     assert exchange.bytes_up == 0
-    assert set(who.private[0]) == {name.replace("peft.A", "own.B") for name in SHARED}
+    assert set(private(who)[0]) == {name.replace("peft.A", "own.B") for name in SHARED}
 
 
 def test_fedpurel_without_alignment_is_clip_lora() -> None:

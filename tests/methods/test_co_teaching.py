@@ -13,20 +13,22 @@ from federations import TASK, clients, played
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import State
 from fedkeel.core.rng import generator
+from fedkeel.core.roster import Enrolment
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.heads.co_teaching import CoTeaching
 from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.rows.features import Features
 
 SIZES, CLASSES, DIM = (7, 4), 3, 2
 
 
-def seven_and_four() -> tuple[np.ndarray, np.ndarray, Clients]:
+def seven_and_four() -> tuple[np.ndarray, np.ndarray, Sites]:
     draw = generator(0, "seven and four")
     x, y = draw.normal(size=(sum(SIZES), DIM)).astype(np.float32), draw.integers(0, CLASSES, sum(SIZES))
     owned = Ownership.of_owners(np.repeat([0, 1], SIZES), 2)
-    return x, y, Clients(["a", "b"], torch.from_numpy(x), torch.from_numpy(y), owned, 0, CLASSES)
+    return x, y, Sites(["a", "b"], Features(torch.from_numpy(x)), torch.from_numpy(y), owned, 0, CLASSES)
 
 
 @ENGINES
@@ -85,8 +87,8 @@ def test_the_first_head_predicts() -> None:
 
 
 def test_a_client_with_a_single_class_is_refused() -> None:
-    counts = np.array([[3, 4], [0, 0], [0, 5], [6, 0]])
+    counts, names = np.array([[3, 4], [0, 0], [0, 5], [6, 0]]), ["paris", "nice", "lyon", "brest"]
     with pytest.raises(FedkeelError, match=r"'lyon' holds rows of one class only \(2 such clients\)") as refusal:
-        CoTeaching().check(counts, ["paris", "nice", "lyon", "brest"])
+        CoTeaching().check(Enrolment.of_counts(names, counts, 0, np.zeros(2)))
     assert "\n" not in str(refusal.value)
-    CoTeaching().check(counts[:2], ["paris", "nice"])
+    CoTeaching().check(Enrolment.of_counts(names[:2], counts[:2], 0, np.zeros(2)))

@@ -12,11 +12,11 @@ from scipy.special import log_softmax
 
 import fedkeel as fk
 from duals import NAMES, bert_folder, paired, texts_of
-from federations import clients, played
+from federations import clients, played, private
 from fedkeel.core.method import Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, select, take
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
 from fedkeel.methods.dual.fedotp import FedOTP
@@ -29,11 +29,11 @@ every_joint = pytest.mark.parametrize("kind", JOINT)
 USUAL: dict[str, Any] = {"rounds": 2, "participation": 1.0, "batch": 4, "lr": 0.2, "personal_epochs": 1}
 
 
-def world(method: DualTuned, sizes: tuple[int, ...] = (9, 6)) -> tuple[Clients, Task]:
+def world(method: DualTuned, sizes: tuple[int, ...] = (9, 6)) -> tuple[Sites, Task]:
     return paired(clients(sizes), method)
 
 
-def whole_batch(who: Clients) -> Batch:
+def whole_batch(who: Sites) -> Batch:
     rows = len(who.y)
     return Batch(who.x, who.y, torch.full((rows,), 1 / rows), torch.empty(0))
 
@@ -44,11 +44,11 @@ def apart(tree: Tree, seed: int = 0) -> Tree:
     return {name: value + torch.from_numpy(rng.normal(size=value.shape)).float() for name, value in tree.items()}
 
 
-def set_out(method: DualTuned, sizes: tuple[int, ...] = (9, 6)) -> tuple[Clients, Visit, Tree]:
+def set_out(method: DualTuned, sizes: tuple[int, ...] = (9, 6)) -> tuple[Sites, Visit, Tree]:
     """A visit in the first phase, and trained tensors that differ between client and server."""
     who, task = world(method, sizes)
     state = method.start(task)
-    visit = Visit(state.down, method.private(state), method.plan(1)[0], 1, torch.ones(len(NAMES)))
+    visit = Visit(state.down, method.private(state.down), method.plan(1)[0], 1, torch.ones(len(NAMES)))
     return who, visit, apart(method.begin(visit))
 
 
@@ -90,17 +90,17 @@ def test_both_parts_are_trained_in_every_visit_and_one_stays(kind: type[DualTune
     who, task = world(method)
     sent: list[bytes] = []
     start = method.start(task)
-    engine = WireEngine(who, lambda _, reply: sent.append(reply) or reply)
+    engine = WireEngine(who, transport=lambda _, reply: sent.append(reply) or reply)
     first = played(method, engine, start)
-    after_one = {client: dict(mine) for client, mine in who.private.items()}
+    after_one = {client: dict(mine) for client, mine in private(who).items()}
     assert digest(first.shared) != digest(start.shared)
     assert first.shared.keys() == start.shared.keys() == {PEFT + "context"}
     assert len(sent) == 2
     assert all(b"own." not in message for message in sent)
     played(method, engine, first)
-    assert all(digest(who.private[client]) != digest(after_one[client]) for client in (0, 1))
-    assert digest(who.private[0]) != digest(who.private[1])
-    assert all(name.startswith(OWN) for name in who.private[0])
+    assert all(digest(private(who)[client]) != digest(after_one[client]) for client in (0, 1))
+    assert digest(private(who)[0]) != digest(private(who)[1])
+    assert all(name.startswith(OWN) for name in private(who)[0])
 
 
 @every_joint
@@ -121,13 +121,14 @@ def test_the_last_phase_trains_a_client_s_part_under_the_shared_one(kind: type[D
     method = kind(**{**USUAL, "batch": 50, "momentum": 0.0, "weight_decay": 0.0})
     who, visit, params = set_out(method, (7,))
     shared, own = select(params, (PEFT,)), select(params, (OWN,))
-    who.private[0] = own
-    phase = method.plan(2)[1]
-    exchange = LocalEngine(who).exchange(method, State(shared), phase, 2, [0])
+    who.store.write(who.names[0], 0, own)
+    phase, engine = method.plan(2)[1], LocalEngine(who)
+    engine.accepted[0] = 0
+    exchange = engine.exchange(method, State(shared), phase, 2, [0])
     assert exchange.update is None
     expected = select(gradients(method, params, whole_batch(who), visit), (OWN,))
     for name, gradient in expected.items():
-        torch.testing.assert_close(who.private[0][name], own[name] - 0.2 * gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(private(who)[0][name], own[name] - 0.2 * gradient, rtol=1e-4, atol=1e-6)
 
 
 @every_joint
@@ -150,9 +151,9 @@ def test_a_model_that_was_looked_at_can_be_trained_on(kind: type[DualTuned]) -> 
     who, task = world(method)
     state = method.start(task)
     with torch.inference_mode():
-        method.predict(state, method.private(state), who.x)
+        method.predict(state, method.private(state.down), who.x)
     LocalEngine(who).exchange(method, state, method.plan(2)[1], 2, [0, 1])
-    assert sorted(who.private) == [0, 1]
+    assert sorted(private(who)) == [0, 1]
 
 
 # ---- PromptFolio
@@ -270,11 +271,11 @@ def test_the_start_of_fedpgp_goes_down_once() -> None:
     who, task = world(method)
     state = method.start(task)
     assert set(state.shared) == {PEFT + "context"}
-    mine = method.private(state)
+    mine = method.private(state.down)
     assert mine.keys() == {OWN + "U", OWN + "V"}
     assert 0.005 < float(mine[OWN + "V"].std()) < 0.05
     other = method.start(Task(task.dim, task.classes, task.clients, 1, dual=task.dual))
-    assert digest(method.private(other)) != digest(mine)
+    assert digest(method.private(other.down)) != digest(mine)
     down = [LocalEngine(who).exchange(method, state, method.plan(t)[0], t, [0, 1]).bytes_down for t in (1, 2)]
     assert down[0] - down[1] > 2 * 4 * (mine[OWN + "U"].numel() + mine[OWN + "V"].numel()), "for two clients"
 
@@ -288,14 +289,14 @@ def test_a_personal_prompt_starts_as_the_shared_one_is_in_the_end() -> None:
     who, task = world(method, (7,))
     engine, state = LocalEngine(who), method.start(task)
     first = played(method, engine, state)
-    assert not who.private, "nothing of its own yet"
+    assert not private(who), "nothing of its own yet"
     last = played(method, engine, State(first.shared), rounds=1)
-    assert torch.equal(method.predict(last, who.private.get(0, {}), who.x), method.predict(last, {}, who.x))
+    assert torch.equal(method.predict(last, private(who).get(0, {}), who.x), method.predict(last, {}, who.x))
     engine.exchange(method, last, method.plan(2)[1], 2, [0])
     visit = Visit(last.down, {}, method.plan(1)[0])
     step = gradients(method, last.shared, whole_batch(who), visit)[PEFT + "context"]
     expected = last.shared[PEFT + "context"] - 0.2 * step
-    torch.testing.assert_close(who.private[0][OWN + "context"], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(private(who)[0][OWN + "context"], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_interleaved_keeps_what_a_client_had_at_the_end_of_its_last_visit() -> None:
@@ -303,7 +304,7 @@ def test_interleaved_keeps_what_a_client_had_at_the_end_of_its_last_visit() -> N
     who, task = world(method, (7,))
     state = method.start(task)
     after = played(method, LocalEngine(who), state)
-    torch.testing.assert_close(who.private[0][OWN + "context"], after.shared[PEFT + "context"])
+    torch.testing.assert_close(private(who)[0][OWN + "context"], after.shared[PEFT + "context"])
 
 
 @pytest.mark.parametrize("name", ["promptfolio", "fedotp", "fedpgp"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from backbones import logits_by_hand, pictures_of, plain_step, reading_images, same
-from federations import CLASSES, clients, played
+from federations import CLASSES, clients, played, private
 from fedkeel.core.method import Update
 from fedkeel.core.tree import Tree, learnt
 from fedkeel.engines.base import schedule
@@ -37,7 +37,7 @@ def test_what_a_client_sends_is_the_derivative_of_its_quiz_after_the_guided_step
     assert update is not None
     x, y = (part.double() if part.is_floating_point() else part for part in pictures_of(who, 0))
     theta = {name: value.double() for name, value in state.server.items()}
-    batches = [picked for picked, _ in schedule(who, 0, 1, phase)]
+    batches = [picked for picked, _ in schedule(who.seed, who.names[0], 10, 1, phase)]
     assert len(batches) == (1 if batch == 50 else 3)
 
     def quiz(guide: Tensor) -> float:
@@ -72,16 +72,17 @@ def test_the_server_averages_a_class_over_the_clients_that_have_it() -> None:
 def test_the_warm_up_learns_vectors_only_and_no_model_ever_leaves() -> None:
     who, task = reading_images(clients((6, 9, 5)), CLASSES)
     sent: list[bytes] = []
-    engine, start = WireEngine(who, lambda _, reply: sent.append(reply) or reply), METHOD.start(task)
+    engine, start = WireEngine(who, transport=lambda _, reply: sent.append(reply) or reply), METHOD.start(task)
     warm = played(METHOD, engine, start)
     assert not torch.equal(warm.shared[GUIDE], start.shared[GUIDE])
     for client in range(3):
-        same(who.private[client], start.server)
-    who.private.clear()
+        same(private(who)[client], start.server)
+    who.store.forget_after(-1)
+    engine = WireEngine(who, transport=lambda _, reply: sent.append(reply) or reply)
     state = played(METHOD, engine, start, rounds=2)
     assert list(state.shared) == [GUIDE]
     assert not any(prefix in message for message in sent for prefix in (b"body.", b"head.", b"norm.", b"stats."))
-    models = [who.private[client]["head.weight"] for client in range(3)]
+    models = [private(who)[client]["head.weight"] for client in range(3)]
     assert not torch.allclose(models[0], models[1], atol=1e-4)
     assert not torch.allclose(models[0], start.server["head.weight"], atol=1e-4)
 
@@ -96,7 +97,7 @@ def test_a_local_step_follows_the_cross_entropy_and_the_vectors() -> None:
     logits = logits_by_hand({**tree, **leaves}, x, moves=True)
     loss = cross_entropy(logits, y) + ((logits - state.shared[GUIDE][y]) ** 2).sum() / (9 * CLASSES)
     grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    same(who.private[0], plain_step(tree, grads, 0.2))
+    same(private(who)[0], plain_step(tree, grads, 0.2))
 
 
 def test_a_warm_up_without_end_is_refused() -> None:

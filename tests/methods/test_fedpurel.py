@@ -15,16 +15,20 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from torch import Tensor
 
+from federations import private
+from fedkeel.core.message import decode
 from fedkeel.core.method import Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, take
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients, schedule
+from fedkeel.engines.base import schedule
+from fedkeel.engines.sites import Sites
+from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
 from fedkeel.models.alignment import divergence
 from fedkeel.models.dual import Dual, Items, items
-from fedkeel.runs.loop import ENGINES
+from fedkeel.runs.simulate import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
 
@@ -37,11 +41,11 @@ def world(seed: int = 0) -> tuple[Items, Tensor]:
     return items(dual, unit[labels].numpy() + 0.6 * rng.normal(size=(ROWS, DIM)).astype(np.float32)), labels
 
 
-def clients(seed: int = 0) -> Clients:
+def clients(seed: int = 0) -> Sites:
     x, y = world()
     owned = Ownership.of_owners(np.arange(ROWS) % 3, 3)
     anything: Any = x
-    return Clients(("a", "b", "c"), anything, y, owned, seed, CLASSES)
+    return Sites(("a", "b", "c"), anything, y, owned, seed, CLASSES)
 
 
 def method(**given: Any) -> FedPuReL:
@@ -152,7 +156,7 @@ def test_a_purified_step_by_hand() -> None:
     """One client, one batch, plain SGD: w <- w - lr g with g projected; the update is that difference."""
     of = method(rounds=1, batch=ROWS, momentum=0.0, weight_decay=0.0)
     x, y = world()
-    everything = Clients(("a",), x, y, Ownership.of_owners(np.zeros(ROWS, dtype=np.int64), 1), 0, CLASSES)  # type: ignore[arg-type]
+    everything = Sites(("a",), x, y, Ownership.of_owners(np.zeros(ROWS, dtype=np.int64), 1), 0, CLASSES)  # type: ignore[arg-type]
     state = begun(of)
     exchange = ENGINES["wire"](everything).exchange(of, state, of.plan(1)[0], 1, [0])
     whole: Any = Batch(x, y, torch.full((ROWS,), 1 / ROWS), torch.empty(0))  # type: ignore[arg-type]
@@ -222,8 +226,8 @@ def test_the_shared_module_is_frozen_and_nothing_leaves_in_phase_two() -> None:
     assert (residual.name, residual.sends, residual.cohort) == ("residual", (), "all")
     exchange = ENGINES["local"](people).exchange(of, state, residual, of.rounds, [0, 1, 2])
     assert (exchange.update, exchange.bytes_up) == (None, 0)
-    assert len({digest(people.private[k]) for k in range(3)}) == 3
-    assert set(people.private[0]) == set(put(OWN, take(PEFT, state.shared)))
+    assert len({digest(private(people)[k]) for k in range(3)}) == 3
+    assert set(private(people)[0]) == set(put(OWN, take(PEFT, state.shared)))
 
 
 def test_a_client_adds_both_branches_and_everybody_else_sees_the_global_one() -> None:
@@ -264,19 +268,15 @@ def test_no_optimizer_state_travels() -> None:
     state, phase = begun(of), of.plan(1)[0]
     updates = []
     for cohort in ([0, 2], [1, 2], [2]):
-        people = clients()
-        engine = ENGINES["wire"](people)
         sent: Tree = {}
-        original = engine.work  # type: ignore[attr-defined]
 
-        def seen(*given: Any, original: Any = original, sent: Tree = sent) -> Any:
-            up, kept = original(*given)
-            if up.client == "c":
-                sent.update(up.arrays)
-            return up, kept
+        def seen(client: str, reply: bytes, sent: Tree = sent) -> bytes:
+            if client == "c":
+                sent.update(decode(reply).arrays)
+            return reply
 
-        object.__setattr__(engine, "work", seen)
-        engine.exchange(of, state, phase, 1, cohort)
+        WireEngine(clients(), transport=seen).exchange(of, state, phase, 1, cohort)
+        assert sent
         updates.append(digest(sent))
     assert len(set(updates)) == 1
-    assert len(list(schedule(clients(), 2, 1, phase))) > 1, "one step would have no momentum to carry"
+    assert len(list(schedule(0, "c", ROWS // 3, 1, phase))) > 1, "one step would have no momentum to carry"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from backbones import gradient_by_hand, pictures_of, plain_step, reading_images, same
-from federations import CLASSES, clients, played
+from federations import CLASSES, clients, played, private
 from fedkeel.core.tree import HEAD, select
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
@@ -23,21 +23,22 @@ def test_three_steps_of_the_head_then_one_of_the_encoder() -> None:
     head = select(whole, (HEAD,))
     trained = plain_step(whole, gradient_by_hand(whole, x, y, moves=True), 0.5)
     after = played(METHOD, LocalEngine(who), state)
-    same(who.private[0], head)
+    same(private(who)[0], head)
     same(after.shared, {name: value for name, value in trained.items() if name not in head})
 
 
 def test_no_head_is_in_any_message_and_all_heads_differ() -> None:
     who, task = reading_images(clients((6, 9, 5)), CLASSES)
     sent: list[bytes] = []
-    state = played(METHOD, WireEngine(who, lambda _, reply: sent.append(reply) or reply), METHOD.start(task), rounds=2)
+    engine = WireEngine(who, transport=lambda _, reply: sent.append(reply) or reply)
+    state = played(METHOD, engine, METHOD.start(task), rounds=2)
     assert len(sent) == 3 * 2, "one message of each client in each round"
     assert all(b"body.conv" in message and b"head." not in message for message in sent)
     assert not select(state.shared, (HEAD,))
-    heads = [who.private[client]["head.weight"] for client in range(3)]
+    heads = [private(who)[client]["head.weight"] for client in range(3)]
     assert not torch.allclose(heads[0], heads[1], atol=1e-3)
-    scores = [METHOD.predict(state, who.private[client], who.x) for client in (0, 1)]
+    scores = [METHOD.predict(state, private(who)[client], who.x) for client in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-3)
-    assert METHOD.predict(state, METHOD.private(state), who.x).shape == (len(who.x), CLASSES), (
+    assert METHOD.predict(state, METHOD.private(state.down), who.x).shape == (len(who.x), CLASSES), (
         "of a client never visited"
     )

@@ -10,15 +10,15 @@ from torch import Tensor
 
 import fedkeel as fk
 from backbones import reading_images, same
-from federations import CLASSES, clients, played
+from federations import CLASSES, clients, played, private
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Visit
 from fedkeel.core.tree import Tree, put, select, take
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.networks.fedsoup import FedSoup
+from fedkeel.models.backbone import Inputs
 
 METHOD = FedSoup(rounds=8, batch=50)
 SOUP = METHOD.plan(8)[1]
@@ -73,7 +73,7 @@ def test_it_is_fedavg_until_the_trigger() -> None:
     plain = FedAvg(tune="network", **METHOD.model_dump(include={"rounds", "batch", "epochs", "lr", "weight_decay"}))
     ours, theirs = (played(method, LocalEngine(who), method.start(task), rounds=3) for method in (METHOD, plain))
     same(ours.shared, theirs.shared)
-    assert not who.private
+    assert not private(who)
 
 
 @pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
@@ -83,8 +83,8 @@ def test_it_chooses_on_validation_rows_and_the_server_averages_the_soups(
     method, seen = FedSoup(rounds=1, trigger=0, batch=4), []
     measure = FedSoup.measure
 
-    def spy(self: FedSoup, x: Clients, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        seen.append(x.index.tolist())  # type: ignore[attr-defined]
+    def spy(self: FedSoup, x: Inputs, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+        seen.append(x.index.tolist())
         return measure(self, x, y, visit)
 
     monkeypatch.setattr(FedSoup, "measure", spy)
@@ -92,7 +92,7 @@ def test_it_chooses_on_validation_rows_and_the_server_averages_the_soups(
     state = played(method, engine(who), method.start(task))
     assert who.validation is not None
     assert seen == [who.validation.of(client).tolist() for client in range(3)] == [[16, 17], [18, 19], []]
-    soups = [take("own.", who.private[client]) for client in range(3)]
+    soups = [take("own.", private(who)[client]) for client in range(3)]
     same(state.shared, {name: (6 * soups[0][name] + 9 * soups[1][name] + soups[2][name]) / 16 for name in soups[0]})
 
 

@@ -12,8 +12,8 @@ from test_steps import ENGINES, one_round, two_clients
 from federations import TASK, clients, played
 from fedkeel.core.method import Batch, Method, State, Task, Visit
 from fedkeel.core.rng import generator
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.fedabc import FedABC
 from fedkeel.methods.heads.fedavg import FedAvg
@@ -31,12 +31,12 @@ HEADS = {
 }
 
 
-def pure() -> Clients:
+def pure() -> Sites:
     """The clients of test_steps: a owns (1, 0) of class 0, b (0, 2) and (3, 1) of class 1. Nobody holds class 2."""
     return replace(two_clients(), classes=3)
 
 
-def mixed() -> Clients:
+def mixed() -> Sites:
     """The same rows, with (3, 1) of class 0."""
     return replace(pure(), y=torch.tensor([0, 1, 0]))
 

@@ -11,12 +11,14 @@ import torch
 from numpy.testing import assert_allclose
 from scipy.special import log_softmax, softmax
 
-from federations import CLASSES, DIM, clients
+from federations import CLASSES, DIM, clients, private
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Method, Phase, State, Task, Update, Visit
+from fedkeel.core.roster import Enrolment
 from fedkeel.core.tree import Tree
-from fedkeel.engines.base import Clients, choose
+from fedkeel.engines.base import choose
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads import fedcorr, fednoro
 from fedkeel.methods.heads.base import BIAS, WEIGHT
@@ -29,7 +31,7 @@ NOISY_ONES = (1, 4, 6)
 BATCH = 5
 
 
-def noisy_federation() -> tuple[Clients, np.ndarray]:
+def noisy_federation() -> tuple[Sites, np.ndarray]:
     """Nine clients of 120 rows and one of two; 60 % of the labels of three clients are wrong. (clients, true labels)"""
     who = clients(sizes=(120,) * 9 + (2,))
     labels, draw = who.y.clone(), np.random.default_rng(1)
@@ -39,12 +41,12 @@ def noisy_federation() -> tuple[Clients, np.ndarray]:
     return replace(who, y=labels), who.y.numpy()
 
 
-def play(method: Method, engine_of: type, who: Clients) -> State:
+def play(method: Method, engine_of: type, who: Sites) -> State:
     engine, state = engine_of(who), method.start(Task(DIM, CLASSES, len(who.names), 0))
     for round in range(1, method.rounds + 1):
         cohort: list[int] = []
         for phase in method.plan(round):
-            cohort = choose(who, method, phase, round, cohort)
+            cohort = choose(engine.roster, method, phase, round, cohort)
             update = engine.exchange(method, state, phase, round, cohort).update
             if update is not None:
                 state = method.merge(state, update, phase)
@@ -201,7 +203,7 @@ def test_fednoro_finds_the_noisy_clients(engine: type) -> None:
     who, _ = noisy_federation()
     state = play(FedNoRo(rounds=3, batch=20), engine, who)
     assert tuple(state.told[fednoro.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
-    assert not who.private
+    assert not private(who)
 
 
 def test_fednoro_refuses_a_split_that_teaches_nothing() -> None:
@@ -210,8 +212,8 @@ def test_fednoro_refuses_a_split_that_teaches_nothing() -> None:
     batch = replace(batch_of(), y=torch.ones(BATCH, dtype=torch.long))
     assert not method.residual(drawn(BATCH, CLASSES), batch, noro_visit(1, torch.tensor(0.0), alone)).any()
     with pytest.raises(FedkeelError, match="one class only"):
-        method.check(np.array([[0, 3, 0], [0, 0, 0], [5, 0, 0]]), ["a", "b", "c"])
-    method.check(np.array([[0, 3, 0], [1, 5, 0]]), ["a", "b"])
+        method.check(Enrolment.of_counts("abc", np.array([[0, 3, 0], [0, 0, 0], [5, 0, 0]]), 0, np.zeros(3)))
+    method.check(Enrolment.of_counts("ab", np.array([[0, 3, 0], [1, 5, 0]]), 0, np.zeros(3)))
 
 
 # ---- FedCorr
@@ -278,8 +280,9 @@ def test_fedcorr_relabels_the_rows_with_the_highest_losses(share: float) -> None
     """As many as pi mu_k n_k, whole rows only. The head is fitted to the true labels: wrong ones have high losses."""
     who, truth = noisy_federation()
     method, rows = FedCorr(relabel=share, confidence=0.0), who.rows(1)
-    x, y = who.x[rows], who.y[rows]
-    head = torch.linalg.lstsq(who.x, torch.nn.functional.one_hot(torch.from_numpy(truth)).float()).solution.T * 4
+    features = who.x.tensor
+    x, y = features[rows], who.y[rows]
+    head = torch.linalg.lstsq(features, torch.nn.functional.one_hot(torch.from_numpy(truth)).float()).solution.T * 4
     mine = {fedcorr.OWN + WEIGHT: head, fedcorr.JUDGE + WEIGHT: torch.zeros_like(head), fedcorr.ABOVE: torch.zeros(())}
     visit = Visit({WEIGHT: head}, mine, method.plan(1)[2], told=told(1.0, 0.0))
     sends, kept = method.measure(x, y, visit)
@@ -328,8 +331,8 @@ def test_fedcorr_finds_the_noisy_clients_and_repairs_their_labels() -> None:
     assert_allclose(state.told[fedcorr.LEVEL][list(NOISY_ONES)], 0.6, atol=0.15)
     for client in NOISY_ONES:
         rows = who.rows(client)
-        batch = Batch(who.x[rows], who.y[rows], torch.full((120,), 1 / 120), torch.empty(0))
-        labels = method.labels(batch, Visit({}, who.private[client], Phase("usual"), told=told(1.0, 0.6))).numpy()
+        batch = Batch(who.x.tensor[rows], who.y[rows], torch.full((120,), 1 / 120), torch.empty(0))
+        labels = method.labels(batch, Visit({}, private(who)[client], Phase("usual"), told=told(1.0, 0.6))).numpy()
         assert (who.y[rows].numpy() == truth[rows]).mean() == pytest.approx(0.4)
         assert (labels == truth[rows]).mean() > 0.85
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_steps import ENGINES, X, Y, two_clients
 
-from federations import TASK, clients, played
+from federations import TASK, clients, played, private
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, Task
 from fedkeel.core.tree import Tree
@@ -95,16 +95,16 @@ def test_scaffold_with_half_of_the_clients(engine: type) -> None:
     g = gradient(np.zeros((3, 2)), ROWS[1])
     same(state.shared["head.weight"], -LR * g)
     same(state.server["c.head.weight"], g / 2)
-    same(who.private[1]["c_i.head.weight"], g)
+    same(private(who)[1]["c_i.head.weight"], g)
 
 
 def test_the_mean_of_the_control_variates_is_the_server_s() -> None:
     """With everybody taking part every round c is the mean of all c_i."""
     method, who = Scaffold(lr=0.05, batch=8, bias=True), clients()
     state = played(method, LocalEngine(who), method.start(TASK), rounds=4)
-    assert len(who.private) == 6
+    assert len(private(who)) == 6
     for name, c in state.server.items():
-        mean = torch.stack([mine[name.replace("c.", "c_i.", 1)] for mine in who.private.values()]).double().mean(0)
+        mean = torch.stack([mine[name.replace("c.", "c_i.", 1)] for mine in private(who).values()]).double().mean(0)
         assert float(c.abs().max()) > 0.01
         assert float((mean - c).abs().max()) <= 1e-6
 
@@ -119,7 +119,8 @@ def test_fednova(engine: type, momentum: float) -> None:
     who, (phase,) = two_clients(), method.plan(1)
     directions, lengths = [], []
     for client in (0, 1):
-        w, v, order = np.zeros((3, 2)), np.zeros((3, 2)), [rows for rows, _ in schedule(who, client, 1, phase)]
+        visits = schedule(who.seed, who.names[client], len(ROWS[client]), 1, phase)
+        w, v, order = np.zeros((3, 2)), np.zeros((3, 2)), [ROWS[client][places] for places, _ in visits]
         for rows in order:
             v = momentum * v + gradient(w, rows)
             w = w - LR * v

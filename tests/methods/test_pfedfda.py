@@ -9,7 +9,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from backbones import WIDTH, gradient_by_hand, pictures_of, plain_step, reading_images, same
-from federations import CLASSES, clients, played
+from federations import CLASSES, clients, played, private
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import select
 from fedkeel.engines.local import LocalEngine
@@ -121,6 +121,6 @@ def test_a_round_by_hand() -> None:
     expected = (12 * gausses[0].means + 20 * gausses[1].means) / 32
     torch.testing.assert_close(after.shared[MEANS].double(), expected, rtol=1e-4, atol=1e-5)
     assert after.shared[COVARIANCE].shape == (WIDTH, WIDTH)
-    assert who.private[0].keys() == {"head.weight", "head.bias"}
-    own, common = METHOD.predict(after, who.private[0], who.x), METHOD.predict(after, {}, who.x)
+    assert private(who)[0].keys() == {"head.weight", "head.bias"}
+    own, common = METHOD.predict(after, private(who)[0], who.x), METHOD.predict(after, {}, who.x)
     assert not torch.allclose(own, common, atol=1e-2)

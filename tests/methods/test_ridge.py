@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,16 @@ import torch
 from sklearn.linear_model import Ridge as PooledRidge
 
 import fedkeel as fk
-from federations import CLASSES, DIM, clients
+from federations import CLASSES, DIM, clients, private
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.message import Down, Up, size
 from fedkeel.core.method import Method, State, Task
 from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients, Exchange, choose
+from fedkeel.engines.base import Exchange, choose
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
+from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.closed_form import ClosedForm
 from fedkeel.methods.heads.ncm import NCM
@@ -26,29 +30,29 @@ from fedkeel.methods.heads.ridge import Ridge, held_out
 from fedkeel.methods.heads.ridge_rf import RidgeRF, drawn, mapped
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.ridge import GRID, row_sums, solve
+from fedkeel.rows.features import Features
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
-HEADER = 60
 
 
-def play(method: Method, who: Clients, engine: type = LocalEngine) -> tuple[list[State], list[Exchange]]:
+def play(method: Method, who: Sites, engine: type = LocalEngine) -> tuple[list[State], list[Exchange]]:
     """The state after each round, and all exchanges."""
-    state = method.start(Task(who.x.shape[1], who.classes, len(who.names), who.seed))
+    state, worker = method.start(Task(who.x.dim, who.classes, len(who.names), who.seed)), engine(who)
     states, exchanges = [], []
     for round in range(1, method.rounds + 1):
         cohort: list[int] = []
         for phase in method.plan(round):
-            cohort = choose(who, method, phase, round, cohort)
-            exchanges.append(engine(who).exchange(method, state, phase, round, cohort))
+            cohort = choose(worker.roster, method, phase, round, cohort)
+            exchanges.append(worker.exchange(method, state, phase, round, cohort))
             if exchanges[-1].update is not None:
                 state = method.merge(state, exchanges[-1].update, phase)
         states.append(state)
     return states, exchanges
 
 
-def split(who: Clients, owner: np.ndarray, count: int) -> Clients:
+def split(who: Sites, owner: np.ndarray, count: int) -> Sites:
     """The same rows at other clients."""
-    return Clients([f"k{k}" for k in range(count)], who.x, who.y, Ownership.of_owners(owner, count), 0, who.classes)
+    return Sites([f"k{k}" for k in range(count)], who.x, who.y, Ownership.of_owners(owner, count), 0, who.classes)
 
 
 def pooled(x: np.ndarray, y: np.ndarray, penalty: float, classes: int = CLASSES) -> PooledRidge:
@@ -68,7 +72,7 @@ def close(state: State, ridge: PooledRidge) -> None:
 def test_ridge_is_that_of_the_pooled_rows(engine: type, penalty: float) -> None:
     who = clients()
     states, _ = play(Ridge(penalty=penalty, normalise=False), who, engine)
-    close(states[-1], pooled(who.x.numpy(), who.y.numpy(), penalty))
+    close(states[-1], pooled(who.x.tensor.numpy(), who.y.numpy(), penalty))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -114,21 +118,24 @@ def test_after_every_round_it_is_the_ridge_of_the_clients_heard_so_far() -> None
     states, exchanges = play(method, who)
     heard: list[int] = []
     for round, (state, exchange) in enumerate(zip(states, exchanges, strict=True), 1):
-        heard += choose(who, method, method.plan(round)[0], round, [])
+        heard += choose(LocalEngine(who).roster, method, method.plan(round)[0], round, [])
         assert exchange.accepted == (2 if round <= 3 else 0)
         rows = np.concatenate([who.owned.of(client) for client in heard])
-        close(state, pooled(who.x[rows].numpy(), who.y[rows].numpy(), 0.1))
+        close(state, pooled(who.x.tensor[rows].numpy(), who.y[rows].numpy(), 0.1))
     assert sorted(heard) == [0, 1, 3, 4, 5, 6], "everybody with rows, once"
 
 
 def test_what_travels() -> None:
     """Up: the triangle, the class sums and counts in float64. Down: nothing but a header."""
     _, (exchange,) = play(Ridge(), clients())
-    numbers = DIM * (DIM + 1) // 2 + CLASSES * DIM + CLASSES
-    assert 0 < exchange.bytes_up / 6 - 8 * numbers < 2 * HEADER
-    assert exchange.bytes_down / 6 < HEADER
+    shapes = {"sum.squares": (DIM * (DIM + 1) // 2,), "sum.x": (CLASSES, DIM), "sum.rows": (CLASSES,)}
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    run = LocalEngine(clients()).roster.run
+    assert exchange.bytes_up == 6 * size(Up(run, 1, "sums", "site-0", 23.0, sums))
+    nothing = size(Down(run, 1, "sums", {}))
+    assert exchange.bytes_down == 6 * nothing
     _, (exchange,) = play(RidgeRF(features=50), clients())
-    assert exchange.bytes_down / 6 < HEADER, "the seed, not Omega"
+    assert exchange.bytes_down == 6 * nothing, "the seed, not Omega"
 
 
 def test_equal_lengths_scale_each_class_s_logit() -> None:
@@ -136,15 +143,15 @@ def test_equal_lengths_scale_each_class_s_logit() -> None:
     plain, equal = (play(Ridge(penalty=0.1, normalise=flag), who)[0][-1] for flag in (False, True))
     weight, bias = (plain.shared[name].numpy() for name in ("head.weight", "head.bias"))
     lengths = np.linalg.norm(weight, axis=1)
-    expected = (who.x.numpy() @ weight.T + bias) / lengths * lengths.mean()
-    np.testing.assert_allclose(Ridge().predict(equal, {}, who.x), expected, atol=1e-5)
+    expected = (who.x.tensor.numpy() @ weight.T + bias) / lengths * lengths.mean()
+    np.testing.assert_allclose(Ridge().predict(equal, {}, who.x.tensor), expected, atol=1e-5)
     now = equal.shared["head.weight"].norm(dim=1)
     np.testing.assert_allclose(now, lengths.mean(), rtol=1e-5)
 
 
 def test_singular_statistics_need_a_penalty() -> None:
     who = clients()
-    who.x[:, 5] = who.x[:, 4]
+    who.x.tensor[:, 5] = who.x.tensor[:, 4]
     with pytest.raises(
         FedkeelError, match=r"^ridge: .* singular with penalty 0 \(rank 5 of 6\): set method.penalty > 0$"
     ):
@@ -166,10 +173,10 @@ def test_rows_without_spread_give_the_shares_of_the_classes(rows: int) -> None:
 @pytest.mark.parametrize("method", [Ridge(), NCM(), RidgeRF(features=30)], ids=lambda method: method.name)
 def test_a_class_that_nobody_has_seen_is_never_chosen(method: ClosedForm) -> None:
     who = clients()
-    unseen = Clients(who.names, who.x, who.y, who.owned, who.seed, CLASSES + 1)
+    unseen = Sites(who.names, who.x, who.y, who.owned, who.seed, CLASSES + 1)
     state = play(method, unseen)[0][-1]
     anywhere = torch.from_numpy(generator(0, "anywhere").normal(size=(500, DIM)).astype(np.float32)) * 5
-    for rows in (who.x, anywhere):
+    for rows in (who.x.tensor, anywhere):
         assert (method.predict(state, {}, rows).argmax(1) < CLASSES).all()
 
 
@@ -188,9 +195,9 @@ def test_ridge_rf_is_the_ridge_of_the_mapped_rows() -> None:
     who, method = clients(), RidgeRF(features=25, penalty=0.1, normalise=False)
     state = play(method, who)[0][-1]
     omega, offset = drawn(who.seed, DIM, 25, 0.4)
-    phi = np.sqrt(2 / 25) * np.cos(who.x.numpy() @ omega.numpy().T + offset.numpy())
+    phi = np.sqrt(2 / 25) * np.cos(who.x.tensor.numpy() @ omega.numpy().T + offset.numpy())
     ridge = pooled(phi, who.y.numpy(), 0.1)
-    np.testing.assert_allclose(method.predict(state, {}, who.x), ridge.predict(phi), atol=1e-4)
+    np.testing.assert_allclose(method.predict(state, {}, who.x.tensor), ridge.predict(phi), atol=1e-4)
 
 
 def test_ridge_rf_solves_what_no_line_can() -> None:
@@ -198,9 +205,10 @@ def test_ridge_rf_solves_what_no_line_can() -> None:
     x = generator(0, "quadrants").uniform(-1, 1, size=(400, 2)).astype(np.float32)
     y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
     owned = Ownership.of_owners(np.arange(400) // 100, 4)
-    who = Clients(list("abcd"), torch.from_numpy(x), torch.from_numpy(y), owned, 0, 2)
+    who = Sites(list("abcd"), Features(torch.from_numpy(x)), torch.from_numpy(y), owned, 0, 2)
     linear, curved = Ridge(), RidgeRF(features=200, gamma=2.0)
-    hits = [(m.predict(play(m, who)[0][-1], {}, who.x).argmax(1) == who.y).float().mean() for m in (linear, curved)]
+    found = [m.predict(play(m, who)[0][-1], {}, who.x.tensor) for m in (linear, curved)]
+    hits = [(logits.argmax(1) == who.y).float().mean() for logits in found]
     assert hits[0] < 0.7
     assert hits[1] > 0.95
 
@@ -208,11 +216,11 @@ def test_ridge_rf_solves_what_no_line_can() -> None:
 @ENGINES
 def test_ncm_is_the_nearest_class_mean(engine: type) -> None:
     who = clients()
-    x, y = who.x.double().numpy(), who.y.numpy()
+    x, y = who.x.tensor.double().numpy(), who.y.numpy()
     means = np.stack([x[y == c].mean(0) for c in range(CLASSES)])
     cosines = x @ means.T / np.linalg.norm(means, axis=1) / np.linalg.norm(x, axis=1)[:, None]
     state = play(NCM(), who, engine)[0][-1]
-    ours = NCM().predict(state, {}, torch.nn.functional.normalize(who.x))
+    ours = NCM().predict(state, {}, torch.nn.functional.normalize(who.x.tensor))
     np.testing.assert_allclose(ours, cosines, atol=1e-6)
 
 
@@ -222,14 +230,14 @@ def test_oll_is_ridge_for_all_and_its_own_classes_for_each() -> None:
     few = split(who, order * 7 // len(order), 8)  # sorted by class: one or two classes each; client 7 has no rows
     method = OLL(rounds=3, participation=0.5)
     states, exchanges = play(method, few)
-    for name, value in play(Ridge(), few)[0][-1].shared.items():
+    for name, value in play(Ridge(), replace(few, store=Store()))[0][-1].shared.items():
         torch.testing.assert_close(states[-1].shared[name], value)
     assert exchanges[-1].bytes_down / 7 > 4 * CLASSES * DIM, "the last head goes down to everybody"
-    assert sorted(few.private) == list(range(7))
-    whole = method.predict(states[-1], {}, who.x)
+    assert sorted(private(few)) == list(range(7))
+    whole = method.predict(states[-1], {}, who.x.tensor)
     for client in range(7):
         held = few.counts[client] > 0
-        own = method.predict(states[-1], few.private[client], who.x)
+        own = method.predict(states[-1], private(few)[client], who.x.tensor)
         assert own.isfinite().all()
         assert torch.equal(own[:, held], whole[:, held])
         assert held[own.argmax(1)].all(), "never a class the client does not hold"
@@ -247,7 +255,7 @@ def test_personal_accuracy() -> None:
     def of_client(client: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda rows: torch.eye(3)[client].repeat(len(rows), 1)
 
-    own, mix = TestSets(x, y, owned, counts), TestSets(x, y, None, counts)
+    own, mix = (TestSets(Features(x), y, who, counts) for who in (owned, None))
     assert [own.on_own(of_client(k), k) for k in range(3)] == [0.5, None, 0.0]
     assert [mix.on_own(of_client(k), k) for k in range(3)] == [0.75, 1.0, None]
     assert own.on_all(of_client(1)) == [0.5, None, 1.0]
@@ -290,8 +298,8 @@ def test_a_penalty_chosen_on_held_out_rows(participation: float) -> None:
     With a third of the clients per round, grid and counts of each round are of the clients heard by then."""
     who, method = clients(), Ridge(choice="held-out", normalise=False, rounds=3, participation=participation)
     states, _ = play(method, who)
-    x, y = who.x.numpy(), who.y.numpy()
-    out = held_out(who.x).numpy()
+    x, y = who.x.tensor.numpy(), who.y.numpy()
+    out = held_out(who.x.tensor).numpy()
     assert 0.1 < out.mean() < 0.3
     if participation == 1.0:
         fits = [pooled(x[~out], y[~out], penalty) for penalty in GRID]
@@ -302,6 +310,6 @@ def test_a_penalty_chosen_on_held_out_rows(participation: float) -> None:
 
 
 def test_held_out_rows_are_the_same_whoever_holds_them() -> None:
-    x = clients().x
+    x = clients().x.tensor
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     assert torch.equal(held_out(x)[order], held_out(x[order]))

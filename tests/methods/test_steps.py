@@ -10,13 +10,14 @@ from sklearn.linear_model import Ridge
 from federations import CLASSES, DIM, TASK, clients
 from fedkeel.core.method import Method, State, Task
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.centre import Centre
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.ova_lp import TAUS, OvaLP
 from fedkeel.models.ridge import GRID, row_sums, solve
+from fedkeel.rows.features import Features
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])
 
@@ -24,10 +25,10 @@ X = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0]], dtype=np.float32)
 Y = np.array([0, 1, 1])
 
 
-def two_clients() -> Clients:
+def two_clients() -> Sites:
     """Client a owns row 0, client b rows 1 and 2."""
     owned = Ownership.of_lists([np.array([0]), np.array([1, 2])])
-    return Clients(["a", "b"], torch.from_numpy(X), torch.from_numpy(Y), owned, seed=0, classes=3)
+    return Sites(["a", "b"], Features(torch.from_numpy(X)), torch.from_numpy(Y), owned, seed=0, classes=3)
 
 
 def one_round(method: Method, engine: type, classes: int = 3, rows: int = 3) -> State:
@@ -103,8 +104,8 @@ def test_ova_lp_from_the_ridge_head(engine: type) -> None:
         update = engine(who).exchange(method, state, phase, 1, [0, 1, 3, 4, 5, 6]).update
         assert update is not None
         state = method.merge(state, update, phase)
-    x, y = who.x.double().numpy(), who.y.numpy()
-    total = row_sums(who.x, who.y, CLASSES)
+    x, y = who.x.tensor.double().numpy(), who.y.numpy()
+    total = row_sums(who.x.tensor, who.y, CLASSES)
     weight = solve(total, None)[0].numpy()
     scale = np.trace(np.cov(x.T, bias=True)) * len(x) / DIM
     fits = [Ridge(alpha=penalty * scale).fit(x, np.eye(CLASSES)[y]).coef_ for penalty in GRID]

@@ -53,7 +53,7 @@ def with_weights(backbone: Backbone, weights: Tree) -> Tensor:
     for name, value in weights.items():
         network.get_parameter(name).copy_(value)
     x = rows()
-    inputs = x.read(x.index.numpy())
+    inputs = x.source(x.index.numpy())
     mask = inputs["attention_mask"].unsqueeze(2).float()
     return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
 
@@ -81,7 +81,7 @@ def test_before_training_the_features_are_the_pretrained_ones(name: str) -> None
     method = METHODS[name]()
     state = started(method)
     with torch.no_grad():
-        ours = rows().features(**method.adapted({**state.shared, **method.private(state)}, rows()))
+        ours = rows().features(**method.adapted({**state.shared, **method.private(state.down)}, rows()))
         torch.testing.assert_close(ours, rows().features(), rtol=1e-4, atol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
         return (network(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
 
     double.whole._features = apply
-    x = Inputs(double, x.read, x.index)
+    x = Inputs(double, x.source, x.index)
     params = {k: v.double().requires_grad_() for k, v in noise(started(method).shared, 0.3).items()}
     batch = Batch(x, torch.arange(6) % CLASSES, torch.full((6,), 1 / 6).double(), torch.empty(0))  # type: ignore[arg-type]
     visit = Visit({}, {}, method.plan(1)[0])
@@ -170,7 +170,7 @@ def test_fedsa_lora_s_global_model_is_the_frozen_network() -> None:
         scaled = features / features.norm(dim=1, keepdim=True) * WIDTH**0.5
         expected = scaled @ state.shared["head.weight"].T + state.shared["head.bias"]
         torch.testing.assert_close(method.predict(state, {}, rows()), expected)  # type: ignore[arg-type]
-        own = method.predict(state, noise(method.private(state)), rows())  # type: ignore[arg-type]
+        own = method.predict(state, noise(method.private(state.down)), rows())  # type: ignore[arg-type]
     assert (own - expected).abs().max() > 1e-3
 
 

@@ -19,8 +19,9 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS, Batch, Method, State, Visit
 from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients, going_down
+from fedkeel.engines.base import going_down
 from fedkeel.engines.local import first_of, gradients
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.ova_lp import OvaLP
@@ -42,7 +43,7 @@ METHODS_AND_ROUNDS = pytest.mark.parametrize(
 )
 
 
-def doubles(who: Clients) -> Clients:
+def doubles(who: Sites) -> Sites:
     return replace(who, x=who.x.double())
 
 
@@ -52,7 +53,7 @@ def random_state(method: LinearProbe) -> State:
     return State({name: torch.from_numpy(draw.normal(size=value.shape)) for name, value in head.items()})
 
 
-def measured(method: LinearProbe, who: Clients, state: State, round: int = 1) -> Drift:
+def measured(method: LinearProbe, who: Sites, state: State, round: int = 1) -> Drift:
     found = drift(method, who, state, round)
     assert found is not None
     return found
@@ -65,7 +66,7 @@ def close(found: Drift, expected: Drift, rel: float) -> None:
 
 
 def row_gradients(
-    method: LinearProbe, who: Clients, state: State, round: int, client: int
+    method: LinearProbe, who: Sites, state: State, round: int, client: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(gradients, chances): one autograd call per row; a row of stage 2 keeps its positive with the chance set."""
     phase = method.plan(round)[0]
@@ -86,7 +87,7 @@ def row_gradients(
     return np.array(gradients), np.array(chances)
 
 
-def by_definition(method: LinearProbe, who: Clients, state: State, round: int) -> Drift:
+def by_definition(method: LinearProbe, who: Sites, state: State, round: int) -> Drift:
     """Everything from the definitions and the gradients of all rows."""
     able = [k for k in range(who.owned.clients) if len(who.owned.of(k))]
     p = np.array([len(who.owned.of(k)) for k in able]) / len(who.owned.rows)
@@ -177,7 +178,7 @@ def test_two_clients_by_hand() -> None:
     rms = sqrt(81/64 / 4 + 9/64 * 3/4) = sqrt(27) / 8. The covariance of all rows is that of (-1, 1) times a number."""
     owned = Ownership.of_lists([np.array([0]), np.array([1, 2, 3])])
     x = torch.tensor([[2.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
-    who = Clients(["a", "b"], x, torch.tensor([0, 1, 1, 1]), owned, seed=0, classes=2)
+    who = Sites(["a", "b"], x, torch.tensor([0, 1, 1, 1]), owned, seed=0, classes=2)
     found = measured(FedAvg(), who, State({"head.weight": torch.zeros(2, 1, dtype=torch.float64)}))
     unit = math.sqrt(2)
     assert found.gradient == pytest.approx(unit / 8)
@@ -196,7 +197,7 @@ def test_clients_with_the_same_rows_have_no_bias(method: LinearProbe, round: int
     """Three copies of one client: b_i = 0, B = 0, V = v / 3, and within a client is as over all."""
     one = doubles(clients((20,)))
     owned = Ownership.of_lists([np.arange(20) + 20 * k for k in range(3)])
-    three = Clients(["a", "b", "c"], one.x.repeat(3, 1), one.y.repeat(3), owned, seed=0, classes=CLASSES)
+    three = Sites(["a", "b", "c"], one.x.repeat(3, 1), one.y.repeat(3), owned, seed=0, classes=CLASSES)
     found = measured(method, three, random_state(method), round)
     assert found.local_bias_max < 1e-12
     assert found.global_bias < 1e-12
@@ -235,7 +236,7 @@ def test_one_vs_all_heads_at_zero_covary() -> None:
     share a row: 0."""
     y = torch.arange(20).repeat_interleave(2)
     x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).repeat(20, 1)
-    who = Clients(["a"], x, y, Ownership.of_lists([np.arange(40)]), seed=0, classes=20)
+    who = Sites(["a"], x, y, Ownership.of_lists([np.arange(40)]), seed=0, classes=20)
     zero = State({"head.weight": torch.zeros(20, 1, dtype=torch.float64)})
     assert measured(OvaLP(stages=1), who, zero).cross_class == pytest.approx(15.2)
     assert measured(FedAvg(), who, zero).cross_class == pytest.approx(1)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from duals import paired
-from federations import clients
+from federations import clients, private
 from fedkeel.core.method import METHODS, Batch
 from fedkeel.core.tree import STATS, Tree, select
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
 from fedkeel.models import grab
 from fedkeel.models.grab import BEFORE, CONTROL, ERROR, balanced, fresh, weight
@@ -116,7 +116,7 @@ def test_the_rarest_class_weighs_most_and_its_two_sums_are_held_together(seed: i
     assert apart[3] < 1 < 4 < plainly[3]
 
 
-def served() -> tuple[Clients, Any, Any]:
+def served() -> tuple[Sites, Any, Any]:
     method = METHODS["promptfl"](rounds=3, participation=1.0, batch=4, balance="grab", lr=0.1, personal_epochs=1)
     who, task = paired(clients((9, 6)), method)  # type: ignore[arg-type]
     return who, method, method.start(task)
@@ -142,12 +142,12 @@ def test_a_client_goes_on_where_it_was_on_every_engine(engine: type, monkeypatch
         exchange = worker.exchange(method, state, phase, round, [0])
         assert len(seen) == 3, "nine rows in batches of four"
         assert all(torch.equal(seen[0][name], kept[name]) for name in kept)
-        kept = select(who.private[0], (STATS,))
+        kept = select(private(who)[0], (STATS,))
         assert not torch.equal(kept[CONTROL], seen[0][CONTROL])
         if exchange.update is not None:
             assert not select(exchange.update.mean, (STATS,))
             state = method.merge(state, exchange.update, phase)
-    assert 1 not in who.private, "nobody else's have moved"
+    assert 1 not in private(who), "nobody else's have moved"
 
 
 def test_the_balancer_acts_on_purified_gradients_too() -> None:

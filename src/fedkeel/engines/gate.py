@@ -73,7 +73,7 @@ def no_numbers(arrays: Tree) -> str | None:
 def lengths(stacked: Tree) -> np.ndarray:
     """The length of each update of a stack; NaN or Inf where it holds one."""
     flat = [array.reshape(len(array), -1) for array in stacked.values()]
-    norms = [torch.linalg.vector_norm(array, dim=1, dtype=torch.float64) for array in flat]
+    norms = [torch.linalg.vector_norm(array, dim=1).double() for array in flat]
     found: np.ndarray = torch.linalg.vector_norm(torch.stack(norms), dim=0).numpy()
     return found
 
@@ -107,5 +107,6 @@ def too_long(length: float, median: float, phase: Phase, roster: Roster) -> str 
     if length <= most:
         return None
     what = "per step" if phase.epochs else "per row" if phase.sums else "in all"
-    number = f"{length:.3g}" if math.isfinite(length) else "no number"
-    return f"the update's norm is {number} {what}, the limit is {most:.3g}, {why}"
+    if not math.isfinite(length):
+        return "the update's norm overflows"
+    return f"the update's norm is {length:.3g} {what}, the limit is {most:.3g}, {why}"

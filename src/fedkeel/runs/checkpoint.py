@@ -20,6 +20,7 @@ from safetensors.torch import save
 
 from fedkeel.core.atomic import claim, write_atomically
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.message import NEVER
 from fedkeel.core.method import State
 from fedkeel.core.tree import Tree, digest, put, take
 
@@ -28,7 +29,8 @@ KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on if it is damaged."""
 EVERY = 2.0
 """Seconds of work between two checkpoints of a simulation."""
-ACCEPTED = "accepted"
+CLIENTS, ACCEPTED = "accepted/clients", "accepted/exchanges"
+"""Of the clients that were visited, who they are and the exchange of the last update accepted from each."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,11 @@ class Checkpoints:
     def save(self, point: Checkpoint, name: str | None = None) -> None:
         state = point.state
         tensors = put("shared/", state.shared) | put("server/", state.server) | put("told/", state.told)
-        tensors[ACCEPTED] = torch.from_numpy(point.accepted)
+        visited = np.flatnonzero(point.accepted != NEVER)
+        tensors[CLIENTS], tensors[ACCEPTED] = (torch.from_numpy(a) for a in (visited, point.accepted[visited]))
         tensors = {name: value.contiguous() for name, value in tensors.items()}
-        about = {"round": point.round, "index": point.index, "experiment": self._experiment, "digest": digest(tensors)}
+        about: dict[str, Any] = {"round": point.round, "index": point.index, "clients": len(point.accepted)}
+        about |= {"experiment": self._experiment, "digest": digest(tensors)}
         path = self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors")
         write_atomically(path, save(tensors, metadata={"fedkeel": json.dumps(about)}))
         for old in self._files()[:-KEEP]:
@@ -112,4 +116,6 @@ class Checkpoints:
         if about["experiment"] != self._experiment:
             raise FedkeelError(f"{path} belongs to another configuration: restore config.toml or choose another --out")
         state = State(take("shared/", tensors), take("server/", tensors), take("told/", tensors))
-        return Checkpoint(about["round"], about["index"], state, tensors[ACCEPTED].numpy())
+        accepted = np.full(about["clients"], NEVER, dtype=np.int64)
+        accepted[tensors[CLIENTS].numpy()] = tensors[ACCEPTED].numpy()
+        return Checkpoint(about["round"], about["index"], state, accepted)
