@@ -12,7 +12,7 @@ import pytest
 from fedkeel import api
 from fedkeel.core.errors import Stopped
 from fedkeel.core.rng import generator
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
 from fedkeel.run.config import Experiment
 from fedkeel.run.events import Record, read
 from fedkeel.run.federation import SILENT, Watch, assemble

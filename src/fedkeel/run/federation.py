@@ -14,10 +14,10 @@ from fedkeel.core.method import Method, from_settings
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.partition import Manifest, split
-from fedkeel.data.settings import Data
 from fedkeel.data.shifts import flipped, long_tail, noisy_labels
+from fedkeel.data.sources.base import Source
 from fedkeel.engines.base import Clients
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.transformer.base import Tuned, tokens_of
@@ -100,7 +100,7 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     return federation
 
 
-def _must_be_trained(data: Data, dataset: Dataset) -> None:
+def _must_be_trained(data: Source, dataset: Dataset) -> None:
     """A head on features that nobody ever trained learns nothing worth having, unless that was asked for."""
     if (name := encoder_name(data, dataset)) in NETWORKS:
         raise FedkeelError(
@@ -119,7 +119,7 @@ def to_be_read(experiment: Experiment, dataset: Dataset, method: Method) -> Feat
     return Features(train, test, backbone.encoder, backbone.weights, backbone.transform, where="read when needed")
 
 
-def in_two_towers(data: Data, dataset: Dataset, method: DualTuned, watch: Watch) -> Features:
+def in_two_towers(data: Source, dataset: Dataset, method: DualTuned, watch: Watch) -> Features:
     """In the place of features the items of a dual encoder, with all that the method needs of them."""
     name = encoder_name(data, dataset)
     dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)

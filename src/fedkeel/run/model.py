@@ -19,7 +19,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, State, from_settings, settings
 from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.transformer.base import tokens_of
 from fedkeel.models.backbone import Backbone
@@ -80,8 +80,9 @@ class Model:
         return cast(Kind, self.data["kind"])
 
     @property
-    def settings(self) -> Data:
-        return Data(**{key: value for key, value in self.data.items() if key in Data.model_fields})
+    def settings(self) -> Source:
+        own = Source.named(self.data).model_fields
+        return Source.of(**{key: value for key, value in self.data.items() if key in own})
 
     def encode(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Features of new rows; the encoder must be the one the model was trained with."""
