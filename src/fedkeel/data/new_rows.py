@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
-from fedkeel.data.sources.base import TEXT, Columns, Source
+from fedkeel.data.sources.base import TEXT, Source, Texts
 from fedkeel.data.sources.csv import read_csv
 from fedkeel.data.sources.images import IMAGE_SUFFIXES, image_paths
 from fedkeel.data.sources.npz import npz_rows, read_npz
@@ -28,7 +28,7 @@ def load_rows(path: Path, kind: Kind, data: Source) -> Rows:
         raise FedkeelError(f"there is no file or folder {path}")
     if kind == "texts" and path.suffix.lower() != ".npz":
         table = read_csv(path)
-        column = data.text_column if isinstance(data, Columns) else TEXT
+        column = data.text_column if isinstance(data, Texts) else TEXT
         return Rows(table.column(column, "text_column"), [str(line) for line in table.lines])
     if kind == "images" and path.is_dir():
         paths = image_paths(path)

@@ -71,11 +71,17 @@ class Source(Open):
         raise NotImplementedError
 
 
-class Columns(Source):
+class Texts(Source):
+    """A source that may hold texts."""
+
+    text_column: str = TEXT
+    """the column of texts, in the source and in a CSV file of new rows to predict"""
+
+
+class Columns(Texts):
     """A source whose columns have names."""
 
     label_column: str = "label"
-    text_column: str = TEXT
     client_column: str = "client"
     attribute_column: str = "attribute"
     """what else is known of a row, for partition.kind = spurious"""

@@ -10,14 +10,14 @@ import numpy as np
 
 from fedkeel.data.dataset import Dataset, Ready, with_superclasses
 from fedkeel.data.files import file_sha256
-from fedkeel.data.sources.base import EMBEDDED, Source, register
+from fedkeel.data.sources.base import EMBEDDED, Texts, register
 
 TRANSFORM = "256 tokens, mean pooling, unit length"
 """What the encoder that made the pack's features does to a row besides applying its weights."""
 
 
 @register({"newsgroups20": "11,314 + 7,532 posts to 20 newsgroups, with their MiniLM features; comes with fedkeel"})
-class Newsgroups(Source):
+class Newsgroups(Texts):
     source: str = "newsgroups20"
 
     def read(self, notice: Callable[[str], None]) -> Dataset:
