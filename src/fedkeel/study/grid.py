@@ -90,11 +90,17 @@ def cells(
     found: dict[str, Cell] = {}
     for along in product(*axes):
         for split, method, seed in product(splits, variants, seeds):
-            point = {**dict(along), **(iid or {})} if split.name == IID else dict(along)
-            own = {
-                "method": _fitting(base.get("method") or {}, METHODS, variants, method),
-                "partition": _fitting(base.get("partition") or {}, SPLITS, splits, split),
+            alien = {
+                "method": _of_others(METHODS, variants, method),
+                "partition": _of_others(SPLITS, splits, split),
             }
+            own = {
+                name: {key: value for key, value in (base.get(name) or {}).items() if key not in keys}
+                for name, keys in alien.items()
+            }
+            point = {**dict(along), **(iid or {})} if split.name == IID else dict(along)
+            dotted = {f"{name}.{key}" for name, keys in alien.items() for key in keys}
+            point = {key: value for key, value in point.items() if key not in dotted}
             cell = Cell(_experiment({**base, **own}, method, split, point, seed), method, split, point)
             found.setdefault(cell.label, cell)
     return list(found.values())
@@ -103,16 +109,15 @@ def cells(
 def shared(base: Said) -> Said:
     """What all cells of a grid have: without the method, and without what only some kinds of split have."""
     some = {key for kind in SPLITS.values() for key in kind.model_fields} - Split.model_fields.keys()
-    split = {key: value for key, value in (base.get("partition") or {}).items() if key not in some}
+    split = base.get("partition", {})
+    if isinstance(split, Mapping):
+        split = {key: value for key, value in split.items() if key not in some}
     return {**base, "method": {}, "partition": split}
 
 
-def _fitting(
-    settings: Mapping[str, Any], known: Mapping[str, type[BaseModel]], all: Sequence[Variant], one: Variant
-) -> Said:
-    """Without the settings that others have, and this one does not."""
-    others = {key for variant in all for key in known[variant.name].model_fields} - known[one.name].model_fields.keys()
-    return {key: value for key, value in settings.items() if key not in others}
+def _of_others(known: Mapping[str, type[BaseModel]], all: Sequence[Variant], one: Variant) -> set[str]:
+    """The settings that others of the grid have, and this one does not."""
+    return {key for other in all for key in known[other.name].model_fields} - known[one.name].model_fields.keys()
 
 
 def _experiment(base: Said, method: Variant, split: Variant, point: Mapping[str, Any], seed: int) -> Experiment:
