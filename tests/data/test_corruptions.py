@@ -21,8 +21,8 @@ from fedkeel.data.manifest import split
 from fedkeel.data.shifts import Shift
 from fedkeel.data.sources.digits5 import load_digits5
 from fedkeel.data.splits.base import Split
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import divide
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import divide
 
 
 def draws(count: int, seed: int = 0) -> list[np.random.Generator]:

@@ -15,8 +15,8 @@ from fedkeel.data.loading import load
 from fedkeel.data.shifts import Shift, flip_maps
 from fedkeel.data.sources.base import Source
 from fedkeel.data.splits.base import Split
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, assemble, divide
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, assemble, divide
 
 
 @settings(max_examples=80, deadline=None)

@@ -15,8 +15,8 @@ from fedkeel.data.sources import cifar10
 from fedkeel.data.sources.base import EMBEDDED, SOURCES, Source
 from fedkeel.data.sources.newsgroups20 import TRANSFORM
 from fedkeel.models.transformers_encoder import MINILM_TRANSFORM
-from fedkeel.run.config import build
-from fedkeel.run.config import load as load_config
+from fedkeel.runs.config import build
+from fedkeel.runs.config import load as load_config
 
 ROWS = 24
 LABELS = [("even", "odd")[k % 2] for k in range(ROWS)]

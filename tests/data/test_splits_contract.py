@@ -12,7 +12,7 @@ from fedkeel.core.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.splits.base import SPLITS, Split
-from fedkeel.run.config import Experiment, build, load
+from fedkeel.runs.config import Experiment, build, load
 
 CLASSES, TRAIN, TEST, CLIENTS = 4, 240, 80, 5
 FEATURES = generator(0, "features").standard_normal((TRAIN, 3))

@@ -25,7 +25,7 @@ from fedkeel.data.shifts import long_tail
 from fedkeel.data.sources.base import Source
 from fedkeel.data.splits.base import SPLITS, Pool, Split
 from fedkeel.data.splits.dirichlet import Dirichlet
-from fedkeel.run.config import build
+from fedkeel.runs.config import build
 
 
 def toy(train: list[int], test: list[int], superclasses: tuple[int, ...] | None = None) -> Dataset:

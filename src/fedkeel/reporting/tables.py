@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from fedkeel.data.shifts import Shift
 from fedkeel.data.splits.base import SPLITS, Split
 from fedkeel.metrics.convergence import acc95_round, retained
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from rich.table import Table
