@@ -22,9 +22,9 @@ from torch.nn.functional import normalize
 from benchmarks.run import peak_memory_mb
 from fedkeel.core.method import Batch, Task, Visit
 from fedkeel.core.tree import Tree
+from fedkeel.data.loading import load
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.settings import Data
-from fedkeel.data.sources import load_newsgroups
+from fedkeel.data.sources.base import Source
 from fedkeel.engines.alone import as_batch, step
 from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
@@ -40,8 +40,8 @@ WORDS = "a post about the"
 
 
 def rows_of(count: int) -> tuple[Items, torch.Tensor]:
-    data = load_newsgroups()
-    dual = open_dual("minilm", Data(), "texts", data.class_names, data.name)
+    data = load(Source.of())
+    dual = open_dual("minilm", Source.of(), "texts", data.class_names, data.name)
     labels = torch.from_numpy(data.train_labels[:count])
     return items(dual, data.ready["minilm"].train[:count]), labels
 
@@ -51,7 +51,7 @@ class InTheLoop(PromptFL):
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> torch.Tensor:
         x: Any = batch.x
-        tower, tokens = x.dual.tower, load_newsgroups().train[: len(batch.y)]
+        tower, tokens = x.dual.tower, load(Source.of()).train[: len(batch.y)]
         with torch.no_grad():
             features = normalize(tower.apply(tower.read(list(tokens), np.arange(len(tokens)))), dim=-1)
         return super().loss(params, replace(batch, x=x.having("features", features)), visit)
@@ -88,7 +88,7 @@ def ratios() -> dict[str, float]:
 
 def one_round_alone(federation: int) -> float:
     """Peak memory in MB that a round of eight clients adds to a process with the data of so many loaded."""
-    data = load_newsgroups()
+    data = load(Source.of())
     x, y = rows_of(len(data.train_labels))
     owned = Ownership.of_owners(np.arange(len(y)) % federation, federation)
     names = [f"client-{k:04d}" for k in range(federation)]

@@ -16,7 +16,7 @@ import torch
 from backbones import seeded
 from fedkeel.core.method import Task
 from fedkeel.core.rng import generator
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.models.dual import Dual, Items, items, open_dual
@@ -59,7 +59,7 @@ def small_encoder() -> Encoder:
 
 @cache
 def small_dual() -> Dual:
-    return open_dual(f"hf:{bert_folder()}", Data(), "texts", NAMES, "the test")
+    return open_dual(f"hf:{bert_folder()}", Source.of(), "texts", NAMES, "the test")
 
 
 def texts_of(labels: np.ndarray) -> list[str]:

@@ -10,6 +10,7 @@ from fedkeel.api import experiment
 from fedkeel.core.errors import FedkeelError
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.runs.config import Experiment, load
+from fedkeel.study.grid import cells
 
 
 def test_file_overrides_and_keywords_are_the_same(tmp_path: Path) -> None:
@@ -109,3 +110,67 @@ def test_experiments_are_values() -> None:
     assert hash(Experiment().data) == hash(Experiment().data)
     with pytest.raises(Exception, match="frozen"):
         Experiment().run.seed = 4  # type: ignore[misc]
+
+
+def test_another_kind_of_split_keeps_the_settings_both_have() -> None:
+    first = load(None, ["partition.kind=dirichlet", "partition.alpha=0.3", "partition.balance=true"])
+    assert first.with_values({"partition.kind": "pachinko"}).partition.said() == {"kind": "pachinko", "alpha": 0.3}
+    assert first.with_values({"partition.kind": "iid"}).partition.said() == {"kind": "iid"}
+
+
+def test_another_source_keeps_the_settings_both_have() -> None:
+    first = load(None, ["data.source=csv:a.csv", "data.label_column=kind", "data.text_column=words", "data.limit=9"])
+    there = first.with_values({"data.source": "hf:somebody/something"}).data
+    assert (there.label_column, there.text_column, there.limit) == ("kind", "words", 9)  # type: ignore[attr-defined]
+    assert first.with_values({"data.source": "digits"}).data.said() == {"source": "digits", "limit": 9}
+
+
+STRAYS = {
+    ("partition.kind=iid", "partition.alpha=1"): "'bernoulli-dirichlet', 'dirichlet', 'pachinko' only, not with 'iid'",
+    (
+        "partition.kind=zipf",
+        "partition.correlation=1",
+    ): "partition.kind = 'spurious' only, not with 'zipf'",
+    ("data.source=digits", "data.label_column=y"): "data.source = 'csv', 'hf' only, not with 'digits'; leave it out",
+    ("partition.exponent=1",): "partition.kind = 'zipf' only, not with 'bernoulli-dirichlet'",
+    ("partition.kind=iid", "partition.alfa=1"): "unknown key 'partition.alfa': did you mean 'partition.alpha'?",
+    ("partition.kind=idd",): "unknown partition 'idd': did you mean 'iid'?",
+    ("data.source=digitts",): "unknown source 'digitts': did you mean 'digits'?",
+    ("data.source=npz",): "needs to say which: npz:FILE",
+}
+
+
+@pytest.mark.parametrize(("texts", "message"), STRAYS.items())
+def test_settings_that_do_not_go_with_what_is_named(texts: tuple[str, ...], message: str) -> None:
+    with pytest.raises(FedkeelError) as caught:
+        load(None, texts)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_written_file_holds_only_what_the_kind_has() -> None:
+    text = load(None, ["partition.kind=iid", "data.source=digits"]).toml()
+    for key in ("alpha", "exponent", "label_column", "text_column"):
+        assert f"\n{key} = " not in text
+
+
+def test_in_a_grid_a_setting_goes_to_the_partitions_that_have_it() -> None:
+    base = {"data": {"source": "digits"}, "partition": {"clients": 7, "alpha": 0.4, "exponent": 3.0}}
+    found = {cell.partition.name: cell.experiment.partition for cell in cells(
+        base, ["ova-lp"], ["iid", "zipf", "dirichlet", "pachinko:alpha=2"], [0])}  # fmt: skip
+    assert {kind: split.said() for kind, split in found.items()} == {
+        "iid": {"kind": "iid", "clients": 7},
+        "zipf": {"kind": "zipf", "clients": 7, "exponent": 3.0},
+        "dirichlet": {"kind": "dirichlet", "clients": 7, "alpha": 0.4},
+        "pachinko": {"kind": "pachinko", "clients": 7, "alpha": 2.0},
+    }
+    along = cells({}, ["ova-lp"], ["iid", "dirichlet"], [0], {"partition.alpha": [0.1, 1.0]})
+    assert [cell.label for cell in along] == [
+        "ova-lp-iid-seed0",
+        "ova-lp-dirichlet-alpha=0.1-seed0",
+        "ova-lp-dirichlet-alpha=1.0-seed0",
+    ]
+    with pytest.raises(FedkeelError, match=r"partition iid:alpha=1: partition\.alpha goes with"):
+        cells({}, ["ova-lp"], ["iid:alpha=1"], [0])
+    with pytest.raises(FedkeelError, match=r"partition iid: unknown key 'partition\.clinets'"):
+        cells({"partition": {"clinets": 3}}, ["ova-lp"], ["iid"], [0])

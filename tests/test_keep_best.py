@@ -12,7 +12,7 @@ import pytest
 from fedkeel import api
 from fedkeel.core.errors import Stopped
 from fedkeel.core.rng import generator
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.events import Record, read
 from fedkeel.runs.federation import SILENT, Watch, assemble

@@ -19,7 +19,7 @@ from PIL import Image
 from fedkeel import api, cli
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.rng import generator
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
 from fedkeel.runs.events import Record, read

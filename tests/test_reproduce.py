@@ -13,7 +13,7 @@ import torch
 import fedkeel as fk
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.method import METHODS
-from fedkeel.data.partition import known
+from fedkeel.data.splits.base import SPLITS
 from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.runs.config import given, load
@@ -152,7 +152,7 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
     for grid in plan.grids:
         for cell in grid.cells(grid.seeds or plan.seeds):
             METHODS[cell.method.name]
-            known(cell.partition.name)
+            SPLITS[cell.partition.name]
             kind, colon, reference = cell.experiment.data.encoder.removeprefix("random:").partition(":")
             assert (kind, bool(colon)) == ("hf", True) or kind in ENCODERS
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", reference) or not colon

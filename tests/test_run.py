@@ -91,7 +91,7 @@ def test_bytes_by_hand(finished: fk.Result) -> None:
 
 
 def test_predict_repeats_the_test_accuracy(finished: fk.Result) -> None:
-    from fedkeel.data.sources import load as load_source
+    from fedkeel.data.loading import load as load_source
 
     digits = load_source(load(finished.folder / "config.toml").data)
     classes, scores = finished.predict(digits.test)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeel import api
 from fedkeel.core.method import Phase, Task, from_settings
 from fedkeel.core.tree import Tree, take
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
 from fedkeel.engines.local import LocalEngine
 from fedkeel.models.networks import Cnn
 from fedkeel.personal.models import strategy_of

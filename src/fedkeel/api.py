@@ -19,8 +19,11 @@ from fedkeel.core.method import METHODS, Method, settings
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import Figures, describe
-from fedkeel.data.partition import PARTITIONS, Manifest
-from fedkeel.data.sources import SOURCES, load, load_rows
+from fedkeel.data.loading import load
+from fedkeel.data.manifest import Manifest
+from fedkeel.data.new_rows import load_rows
+from fedkeel.data.sources.base import SOURCES
+from fedkeel.data.splits.base import SPLITS
 from fedkeel.models.cache import Features, features
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.papers import PAPERS
@@ -45,7 +48,7 @@ from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
 from fedkeel.runs.model import MODEL, Model
 from fedkeel.runs.simulate import simulate
 from fedkeel.runs.summary import SUMMARY
-from fedkeel.study.grid import Cell, Variant, cells
+from fedkeel.study.grid import Cell, Variant, cells, shared
 from fedkeel.study.recipe import Plan, Recipe, Scale
 from fedkeel.study.recipe import find as find_recipe
 from fedkeel.study.recipe import recipes as all_recipes
@@ -153,8 +156,8 @@ def compare(
     """
     texts, folder = list(set), Path(out)
     base = laid(given(config, texts), _plain(sections))
-    build({}, base=given(config) | {"method": {}}, where=str(config))  # mistakes are told with where they were made
-    build({}, base=base | {"method": {}}, where="--set")
+    build({}, base=shared(given(config)), where=str(config))  # mistakes are told with where they were made
+    build({}, base=shared(base), where="--set")
     results = _carry_out_all(cells(base, methods, partitions, seeds), folder, watch, pages=True)
     report([result.folder for result in results], out=folder / REPORT, watch=watch)
     return results
@@ -342,9 +345,9 @@ def catalogue(what: str) -> dict[str, str]:
         case "strategies":
             return {name: strategy.paper for name, strategy in sorted(STRATEGIES.items())}
         case "partitions":
-            return {name: kind.about for name, kind in PARTITIONS.items()}
+            return {name: kind.about for name, kind in sorted(SPLITS.items())}
         case "sources":
-            return SOURCES
+            return {text: about for _, source in sorted(SOURCES.items()) for text, about in source.spellings.items()}
         case "encoders":
             return ENCODERS
     raise unknown("list", what, ("methods", "strategies", "partitions", "sources", "encoders"))

@@ -17,9 +17,10 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.data.corruptions import CORRUPTIONS, corrupt, corrupted
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.digits5 import load_digits5
-from fedkeel.data.partition import split
-from fedkeel.data.settings import Partition, Shift
+from fedkeel.data.manifest import split
+from fedkeel.data.shifts import Shift
+from fedkeel.data.sources.digits5 import load_digits5
+from fedkeel.data.splits.base import Split
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import divide
 
@@ -181,7 +182,7 @@ def digits() -> Dataset:
 
 def test_each_client_has_its_kind_on_all_its_rows(digits: Dataset) -> None:
     """22 clients: the last three have the first three kinds again."""
-    partition = Partition(kind="iid", clients=22, validation=0.2, test=0.2)
+    partition = Split.of(kind="iid", clients=22, validation=0.2, test=0.2)
     exp = experiment(partition=partition, shift=Shift(corruption="per-client", severity=4))
     manifest, labels, data = divide(exp, digits)
     plain = split(partition, digits, seed=0)
@@ -207,7 +208,7 @@ def test_each_client_has_its_kind_on_all_its_rows(digits: Dataset) -> None:
 
 def test_clients_that_the_data_name_have_it_on_their_test_rows() -> None:
     data = load_digits5()
-    manifest = split(Partition(kind="column"), data, seed=0)
+    manifest = split(Split.of(kind="column"), data, seed=0)
     worse, told = corrupted(data, manifest, Shift(corruption="per-client", severity=1), 0)
     assert told.names[2:4] == ("mnist-fog", "mnist-photos-contrast")
     rows = manifest.test.of(2)
@@ -217,7 +218,7 @@ def test_clients_that_the_data_name_have_it_on_their_test_rows() -> None:
 
 def test_one_kind_for_everybody(digits: Dataset) -> None:
     """Then the source's test rows have it too, unless clients have their own; rows of nobody stay as they are."""
-    exp = experiment(partition=Partition(kind="iid", clients=3), shift=Shift(corruption="fog", long_tail=5))
+    exp = experiment(partition=Split.of(kind="iid", clients=3), shift=Shift(corruption="fog", long_tail=5))
     manifest, _, data = divide(exp, digits)
     assert manifest.names == ("client-000", "client-001", "client-002")
     owned = np.isin(np.arange(len(digits.train)), manifest.train.rows)
@@ -228,7 +229,7 @@ def test_one_kind_for_everybody(digits: Dataset) -> None:
 
 
 def test_images_in_files_become_an_array(digits: Dataset) -> None:
-    exp = experiment(partition=Partition(kind="iid", clients=2), shift=Shift(corruption="fog"))
+    exp = experiment(partition=Split.of(kind="iid", clients=2), shift=Shift(corruption="fog"))
     stored = replace(digits, train=list(digits.train), test=list(digits.test))
     one, other = divide(exp, digits)[2], divide(exp, stored)[2]
     assert np.array_equal(one.train, other.train)
@@ -236,7 +237,7 @@ def test_images_in_files_become_an_array(digits: Dataset) -> None:
 
 
 def test_mistakes_are_told_in_a_line(digits: Dataset) -> None:
-    split_in_two = Partition(kind="iid", clients=2)
+    split_in_two = Split.of(kind="iid", clients=2)
     sizes = [np.zeros((8, 8 + (row == 5), 3), dtype=np.uint8) for row in range(len(digits.train))]
     cases = [
         (digits, split_in_two, "per-client", r"set partition\.test"),

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedkeel.data.describe import LINES, Figures, Spread, describe, heatmap_png, render
+from fedkeel.data.manifest import Manifest
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.partition import Manifest
 
 
 def manifest(counts: np.ndarray, names: tuple[str, ...] | None = None) -> tuple[Manifest, np.ndarray]:

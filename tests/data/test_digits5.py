@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data.digits5 import DOMAINS, PACK, load_coloured_digits, load_digits5, read_pack
-from fedkeel.data.partition import split
-from fedkeel.data.settings import Data, Partition
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
+from fedkeel.data.manifest import split
+from fedkeel.data.sources.base import Source
+from fedkeel.data.sources.coloured_digits import load_coloured_digits
+from fedkeel.data.sources.digits5 import DOMAINS, PACK, load_digits5, read_pack
+from fedkeel.data.splits.base import Split
 
 TOOLS = Path(__file__).parents[2] / "tools"
 GREY = ("mfeat", "mnist", "optdigits")
@@ -32,9 +34,9 @@ def tool() -> ModuleType:
 
 
 def test_five_clients_with_their_own_test_rows() -> None:
-    data = load(Data(source="digits5"))
+    data = load(Source.of(source="digits5"))
     assert (data.train.shape, data.test.shape) == ((5000, 28, 28, 3), (2500, 28, 28, 3))  # type: ignore[union-attr]
-    manifest = split(Partition(kind="column"), data, seed=0)
+    manifest = split(Split.of(kind="column"), data, seed=0)
     assert manifest.names == DOMAINS
     assert (manifest.train.sizes.tolist(), manifest.test.sizes.tolist()) == ([1000] * 5, [500] * 5)
     assert (manifest.train.label_counts(data.train_labels, 10) == 100).all()
@@ -99,15 +101,15 @@ def test_a_linear_model_learns_something_of_every_domain() -> None:
 
 
 def test_limit_is_even_over_domains_and_classes() -> None:
-    data = load(Data(source="digits5", limit=500))
-    manifest = split(Partition(kind="column"), data, seed=0)
+    data = load(Source.of(source="digits5", limit=500))
+    manifest = split(Split.of(kind="column"), data, seed=0)
     assert (manifest.train.label_counts(data.train_labels, 10) == 10).all()
     assert (manifest.test.label_counts(data.test_labels, 10) == 5).all()
 
 
 def test_a_limit_below_the_number_of_groups_is_even_over_classes() -> None:
     """Fifty groups of a class and a domain do not fit into twenty rows; ten classes do, twice."""
-    data = load(Data(source="digits5", limit=20))
+    data = load(Source.of(source="digits5", limit=20))
     assert np.bincount(data.train_labels).tolist() == [2] * 10
 
 

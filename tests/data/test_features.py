@@ -17,8 +17,8 @@ from PIL import Image
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.settings import Data
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
+from fedkeel.data.sources.base import Source
 from fedkeel.models import cache, encoders
 from fedkeel.models.cache import features
 from fedkeel.models.encoders import Encoder, Model
@@ -31,17 +31,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "CHUNK", CHUNK)
 
 
-def settings(tmp_path: Path, where: str = "cache", encoder: str = "pixels", **more: Any) -> Data:
+def settings(tmp_path: Path, where: str = "cache", encoder: str = "pixels", **more: Any) -> Source:
     """Images of 32 x 32 random pixels, written once."""
     path = tmp_path / "images.npz"
     if not path.exists():
         x = np.random.default_rng(0).integers(0, 256, (ROWS + TESTED, 32, 32, 3), dtype=np.uint8)
         y = np.arange(ROWS + TESTED) % 2
         np.savez(path, x=x[:ROWS], y=y[:ROWS], x_test=x[ROWS:], y_test=y[ROWS:])
-    return Data(source=f"npz:{path}", encoder=encoder, cache=str(tmp_path / where), **more)
+    return Source.of(source=f"npz:{path}", encoder=encoder, cache=str(tmp_path / where), **more)
 
 
-def make(data: Data, **arguments: Any) -> cache.Features:
+def make(data: Source, **arguments: Any) -> cache.Features:
     return features(data, load(data), **arguments)
 
 
@@ -56,11 +56,11 @@ def stored(folder: Path) -> dict[str, bytes]:
 
 SCRIPT = """
 import sys, time, resource
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models import cache
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
 from fedkeel.core.errors import FedkeelError
-data = Data.model_validate_json(sys.argv[1])
+data = Source.model_validate_json(sys.argv[1])
 cache.CHUNK = int(sys.argv[2])
 pause = float(sys.argv[3])
 if len(sys.argv) > 4:  # no file may grow beyond this: what a full disk looks like to a process
@@ -76,7 +76,7 @@ except FedkeelError as error:
 """
 
 
-def start(data: Data, pause: float = 0.0, *limit: int) -> subprocess.Popen[str]:
+def start(data: Source, pause: float = 0.0, *limit: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SCRIPT, data.model_dump_json(), str(CHUNK), str(pause), *map(str, limit)]
     source = str(Path(cache.__file__).parents[2])
     one_thread = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}  # as in this process: sums in the same order
@@ -131,11 +131,11 @@ def test_another_type_cut_or_content_is_another_entry(tmp_path: Path) -> None:
 
 
 def test_features_that_exist_are_not_cached(tmp_path: Path) -> None:
-    data = Data(cache=str(tmp_path / "cache"))
+    data = Source.of(cache=str(tmp_path / "cache"))
     posts = load(data)
     assert features(data, posts).train is posts.ready["minilm"].train
     np.savez(tmp_path / "f.npz", x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 2)
-    mine = load(Data(source=f"npz:{tmp_path / 'f.npz'}"))
+    mine = load(Source.of(source=f"npz:{tmp_path / 'f.npz'}"))
     given = features(data, mine)
     assert np.array_equal(given.train, mine.train)
     assert given.encoder == "none"
@@ -144,10 +144,10 @@ def test_features_that_exist_are_not_cached(tmp_path: Path) -> None:
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.cache_folder(Data()) == tmp_path / "xdg" / "fedkeel"
+    assert cache.cache_folder(Source.of()) == tmp_path / "xdg" / "fedkeel"
     monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "env"))
-    assert cache.cache_folder(Data()) == tmp_path / "env"
-    assert cache.cache_folder(Data(cache="~/mine")) == Path.home() / "mine"
+    assert cache.cache_folder(Source.of()) == tmp_path / "env"
+    assert cache.cache_folder(Source.of(cache="~/mine")) == Path.home() / "mine"
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_changed_encoder_is_noticed(tmp_path: Path) -> None:
 def with_encoder(monkeypatch: pytest.MonkeyPatch, value: float, row: int) -> None:
     """An encoder whose output for one row of the training rows is broken."""
 
-    def open_broken(data: Data, dataset: Dataset) -> Encoder:
+    def open_broken(data: Source, dataset: Dataset) -> Encoder:
         target = np.asarray(dataset.train[row])
 
         def encode(rows: Any) -> np.ndarray:
@@ -322,7 +322,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
         path = tmp_path / "folder" / f"class-{i % 2}" / f"{i:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (20 * i, 0, 0)).save(path)
-    data = Data(source=f"images:{tmp_path / 'folder'}", encoder="pixels", cache=str(tmp_path / "cache"))
+    data = Source.of(source=f"images:{tmp_path / 'folder'}", encoder="pixels", cache=str(tmp_path / "cache"))
     last = load(data).train[-1]
     last.write_bytes(b"no image")
     dataset = load(data)

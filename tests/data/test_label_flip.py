@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.settings import Data, Partition, Shift
-from fedkeel.data.shifts import flip_maps
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
+from fedkeel.data.shifts import Shift, flip_maps
+from fedkeel.data.sources.base import Source
+from fedkeel.data.splits.base import Split
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import Federation, assemble, divide
 
@@ -48,12 +49,12 @@ def test_clients_differ_and_a_higher_ratio_moves_more_classes() -> None:
 
 
 def divided(data: Dataset, partition: dict[str, Any], **shift: Any) -> tuple[Any, np.ndarray, Dataset]:
-    return divide(Experiment(partition=Partition(**partition), shift=Shift(**shift)), data)
+    return divide(Experiment(partition=Split.of(**partition), shift=Shift(**shift)), data)
 
 
 @pytest.fixture(scope="module")
 def five() -> Dataset:
-    return load(Data(source="digits5"))
+    return load(Source.of(source="digits5"))
 
 
 def test_all_rows_of_a_client_follow_its_map(five: Dataset) -> None:
@@ -80,7 +81,7 @@ def test_a_federation_tests_clients_by_their_own_labels(five: Dataset) -> None:
     for more in ({"kind": "column"}, {"kind": "iid", "clients": 3, "test": 0.3}):
         method = {"name": "fedavg"}
         exp = Experiment(
-            data=Data(source="digits5", encoder="pixels"), partition=Partition(**more), shift=Shift(flip=0.4),
+            data=Source.of(source="digits5", encoder="pixels"), partition=Split.of(**more), shift=Shift(flip=0.4),
             method=method,
         )  # fmt: skip
         federation: Federation = assemble(exp, five)

@@ -16,11 +16,12 @@ from scipy.special import betaln
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
-from fedkeel.data import splits
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import describe
-from fedkeel.data.partition import PARTITIONS, Manifest, split
-from fedkeel.data.settings import Partition
+from fedkeel.data.manifest import Manifest, split
+from fedkeel.data.shares import dirichlet_shares
+from fedkeel.data.splits import bernoulli_dirichlet, dirichlet
+from fedkeel.data.splits.base import SPLITS, Split
 
 STRANGER = {"train_client": np.array(["a", "b"]), "test_client": np.array(["zoe"])}
 SEEDS = (0, 42, 777, 1337, 15254)  # the OvA-LP paper's
@@ -41,13 +42,18 @@ def counts(manifest: Manifest, data: Dataset) -> np.ndarray:
     return manifest.train.label_counts(data.train_labels, data.classes)
 
 
+def fitting(kind: str, **settings: object) -> Split:
+    """The kind with those of the settings that it has."""
+    return Split.of(kind=kind, **{key: value for key, value in settings.items() if key in SPLITS[kind].model_fields})
+
+
 def sizes_of(data: Dataset, **config: object) -> list[int]:
-    return split(Partition(**config), data, seed=0).train.sizes.tolist()
+    return split(Split.of(**config), data, seed=0).train.sizes.tolist()
 
 
 @settings(max_examples=120, deadline=None)
 @given(
-    kind=st.sampled_from([*sorted(set(PARTITIONS) - {"spurious", "pachinko"}), "shard-1", "shard-2"]),
+    kind=st.sampled_from(sorted(set(SPLITS) - {"spurious", "pachinko"})),
     clients=st.integers(1, 60),
     each=st.integers(1, 5),
     shares=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)).filter(lambda s: sum(s) < 1),
@@ -65,8 +71,8 @@ def test_every_row_has_exactly_one_owner(kind, clients, each, shares, p, alpha, 
     data = dataset(y, 5, train_client=np.array([f"site {i}" for i in draw.integers(clients, size=len(y))], dtype=str))
     rows = np.flatnonzero(draw.random(len(y)) < 0.7) if drop else None
     pool = np.arange(len(y)) if rows is None else rows
-    config = Partition(
-        kind=kind, clients=clients, classes_per_client=each, p=p, alpha=alpha, exponent=exponent,
+    config = fitting(
+        kind, clients=clients, classes_per_client=each, p=p, alpha=alpha, exponent=exponent,
         validation=shares[0], test=shares[1],
     )  # fmt: skip
     features = draw.standard_normal((len(y), 3)).round(1)
@@ -88,8 +94,8 @@ def test_another_seed_gives_another_split():
     more = {"train_attribute": np.arange(300) % 2, "attribute_names": ("a", "b"), "superclasses": (0,) * 5 + (1,) * 5}
     data = balanced(10, 30, **more)
     features = generator(0, "f").standard_normal((300, 4))
-    for kind in set(PARTITIONS) - {"column"}:
-        config = Partition(kind=kind, clients=20, alpha=0.5, p=0.5, correlation=0.5)
+    for kind in set(SPLITS) - {"column"}:
+        config = fitting(kind, clients=20, alpha=0.5, p=0.5, correlation=0.5)
         one, two = (split(config, data, seed=seed, features=lambda: features) for seed in (0, 1))
         assert not np.array_equal(one.train.rows, two.train.rows), kind
 
@@ -100,7 +106,7 @@ def test_iid_is_equal_and_hypergeometric():
     Hypergeometric variance 10 * .5 * .5 * 90/99 = 2.2727; the mean of 4,000 squares has a relative error of 2 %.
     """
     data = balanced(2, 50)
-    config = Partition(kind="iid", clients=10)
+    config = Split.of(kind="iid", clients=10)
     found = np.concatenate([counts(split(config, data, seed=seed), data)[:, 0] for seed in range(400)])
     assert abs(np.mean((found - 5.0) ** 2) - stats.hypergeom(100, 50, 10).var()) < 0.25
     assert sorted(sizes_of(data, kind="iid", clients=7)) == [14] * 5 + [15] * 2
@@ -108,18 +114,18 @@ def test_iid_is_equal_and_hypergeometric():
 
 def test_shard_1_is_a_bijection():
     data = balanced(100, 5)
-    manifest = split(Partition(kind="shard-1", clients=100), data, seed=3)
+    manifest = split(Split.of(kind="shard-1", clients=100), data, seed=3)
     held = counts(manifest, data) > 0
     assert all((held.sum(axis=axis) == 1).all() for axis in (0, 1))
     assert not np.array_equal(held.argmax(axis=1), np.arange(100)), "who gets which class is drawn"
     assert manifest.settings["classes_per_client"] == 1
-    assert manifest.hash == split(Partition(kind="shards", classes_per_client=1), data, seed=3).hash
+    assert manifest.hash == split(Split.of(kind="shards", classes_per_client=1), data, seed=3).hash
 
 
 def test_shard_2_of_the_paper():
     """100 clients, 100 classes of 500: 200 shards of 250, two classes per client, two clients per class."""
     data = balanced(100, 500)
-    found = counts(split(Partition(kind="shard-2"), data, seed=0), data)
+    found = counts(split(Split.of(kind="shard-2"), data, seed=0), data)
     assert set(np.unique(found)) == {0, 250}
     assert all(((found > 0).sum(axis=axis) == 2).all() for axis in (0, 1))
 
@@ -136,7 +142,7 @@ def test_shards_are_of_different_classes_and_nearly_equal(clients, each, sizes, 
     classes = len(sizes)
     assume(classes <= clients * each and min(sizes) >= clients * -(-each // classes))
     data = dataset(np.repeat(np.arange(classes), sizes), classes)
-    found = counts(split(Partition(kind="shards", clients=clients, classes_per_client=each), data, seed=seed), data)
+    found = counts(split(Split.of(kind="shards", clients=clients, classes_per_client=each), data, seed=seed), data)
     assert ((found > 0).sum(axis=1) == min(each, classes)).all()
     assert (found.sum(axis=0) == sizes).all()
     if each <= classes:
@@ -153,7 +159,7 @@ def test_a_huge_class_does_not_cost_a_client_its_second_class():
     """900, 60, 60 rows, 5 clients x 2: cutting by size alone gives 8 + 1 + 1 shards, so some client would hold one
     class twice. At most one shard per client: the huge class gets 5, the others share 5."""
     data = dataset(np.repeat([0, 1, 2], [900, 60, 60]), 3)
-    found = counts(split(Partition(kind="shards", clients=5, classes_per_client=2), data, seed=0), data)
+    found = counts(split(Split.of(kind="shards", clients=5, classes_per_client=2), data, seed=0), data)
     assert ((found > 0).sum(axis=1) == 2).all()
     assert (found[:, 0] == 180).all()
     assert sorted((found > 0).sum(axis=0).tolist()) == [2, 3, 5]
@@ -163,7 +169,7 @@ def test_dirichlet_has_the_dirichlet_multinomial_law():
     """A client's count of an n-row class is Beta-binomial(n, alpha, (K - 1) alpha): chi-squared over 2,000 classes."""
     n, clients, alpha = 6, 4, 0.5
     data = balanced(2000, n)
-    found = counts(split(Partition(kind="dirichlet", clients=clients, alpha=alpha), data, seed=1), data)
+    found = counts(split(Split.of(kind="dirichlet", clients=clients, alpha=alpha), data, seed=1), data)
     law = stats.betabinom(n, alpha, (clients - 1) * alpha).pmf(np.arange(n + 1))
     for client in found:
         assert stats.chisquare(np.bincount(client, minlength=n + 1), 2000 * law).pvalue > 1e-4
@@ -171,7 +177,7 @@ def test_dirichlet_has_the_dirichlet_multinomial_law():
 
 def test_dirichlet_deals_rows_of_a_class_at_random():
     """No client gets the first rows of a class: with 2 clients the mean position of the first one's rows is central."""
-    positions = split(Partition(kind="dirichlet", clients=2, alpha=50), balanced(200, 100), seed=0).train.of(0) % 100
+    positions = split(Split.of(kind="dirichlet", clients=2, alpha=50), balanced(200, 100), seed=0).train.of(0) % 100
     assert abs(positions.mean() - 49.5) < 4 * 29 / np.sqrt(len(positions))
 
 
@@ -190,7 +196,7 @@ def test_bernoulli_dirichlet_golden():
     expected = float((stats.binom(100, 0.1).pmf(m) * m * (1 - nothing)).sum())
     assert abs(expected - 1.06) < 0.01
     data = balanced(100, 500)
-    config = Partition(kind="bernoulli-dirichlet", p=0.1, alpha=alpha)
+    config = Split.of(kind="bernoulli-dirichlet", p=0.1, alpha=alpha)
     figures = [describe(split(config, data, seed=seed), data.train_labels, data.class_names) for seed in SEEDS]
     assert all(abs(f.clients_per_class.mean - expected) < 4 * 0.025 for f in figures)
     assert all(abs(f.clients - f.empty - 65.4) < 4 * 3.1 for f in figures)
@@ -201,7 +207,7 @@ def test_bernoulli_dirichlet_golden():
 def test_eligible_rows_have_the_law_of_redrawing():
     """Redrawing empty rows = conditioning on not being empty: every pattern x has p^|x| (1-p)^(C-|x|) / (1-(1-p)^C)."""
     p, classes, clients = 0.15, 3, 10_000
-    coins = splits._eligible(clients, classes, p, generator(5, "test"))
+    coins = bernoulli_dirichlet.eligible(clients, classes, p, generator(5, "test"))
     seen = np.bincount(coins @ (1 << np.arange(classes)), minlength=8)
     ones = np.array([bin(x).count("1") for x in range(8)])
     law = p**ones * (1 - p) ** (classes - ones) / (1 - (1 - p) ** classes)
@@ -212,7 +218,7 @@ def test_eligible_rows_have_the_law_of_redrawing():
 def test_tiny_p_ends_and_leaves_no_class_behind():
     """With p = 1e-9 each client may hold one class; classes nobody may hold go to one client each."""
     data = balanced(50, 4)
-    found = counts(split(Partition(kind="bernoulli-dirichlet", p=1e-9, clients=3, alpha=1), data, seed=0), data)
+    found = counts(split(Split.of(kind="bernoulli-dirichlet", p=1e-9, clients=3, alpha=1), data, seed=0), data)
     assert ((found > 0).sum(axis=0) == 1).all()
 
 
@@ -224,18 +230,21 @@ def underflowed(draw: list[float]) -> SimpleNamespace:
 @pytest.mark.parametrize("draw", [[np.nan] * 4, [0.0] * 4])
 def test_a_dirichlet_draw_that_underflows_becomes_one_hot(draw):
     rng = underflowed(draw)
-    shares = np.array([splits.dirichlet_shares(rng, 0.001, 4) for _ in range(200)])
+    shares = np.array([dirichlet_shares(rng, 0.001, 4) for _ in range(200)])
     assert (np.sort(shares, axis=1) == [0, 0, 0, 1]).all()
     assert (shares.sum(axis=0) > 25).all(), "every client must have its chance"
-    assert (splits.dirichlet_shares(rng, 1e308, 4) == 0.25).all(), "the other limit is an even split"
+    assert (dirichlet_shares(rng, 1e308, 4) == 0.25).all(), "the other limit is an even split"
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "bernoulli-dirichlet"])
 def test_splits_survive_underflow(kind, monkeypatch):
-    real = splits.dirichlet_shares
-    monkeypatch.setattr(splits, "dirichlet_shares", lambda rng, a, n: real(underflowed([np.nan] * n), a, n))
+    def failing(rng: object, alpha: float, parts: int) -> np.ndarray:
+        return dirichlet_shares(underflowed([np.nan] * parts), alpha, parts)
+
+    for module in (dirichlet, bernoulli_dirichlet):
+        monkeypatch.setattr(module, "dirichlet_shares", failing)
     data = balanced(6, 10)
-    found = counts(split(Partition(kind=kind, clients=5, p=0.5), data, seed=0), data)
+    found = counts(split(fitting(kind, clients=5, p=0.5), data, seed=0), data)
     assert ((found > 0).sum(axis=0) == 1).all()
 
 
@@ -261,7 +270,7 @@ def test_feature_clusters_keep_neighbours_together():
     data = balanced(2, 40)
     joined = set()
     for seed in range(6):
-        manifest = split(Partition(kind="feature-clusters", clients=4), data, seed=seed, features=lambda: features)
+        manifest = split(Split.of(kind="feature-clusters", clients=4), data, seed=seed, features=lambda: features)
         for client in range(4):
             rows = manifest.train.of(client)
             assert len(rows) == 20
@@ -272,7 +281,7 @@ def test_feature_clusters_keep_neighbours_together():
 
 def test_feature_clusters_spread_small_classes_over_the_clients():
     """40 classes of one row have one cluster each; over 10 clients all at one has chance 10 ** -39."""
-    config = Partition(kind="feature-clusters", clients=10)
+    config = Split.of(kind="feature-clusters", clients=10)
     manifest = split(config, balanced(40, 1), seed=0, features=lambda: np.zeros((40, 2)))
     assert (manifest.train.sizes > 0).sum() >= 6
 
@@ -283,7 +292,7 @@ def test_feature_clusters_are_fast():
     features = rng.standard_normal((20 * 566, 384), dtype=np.float32)
     features += 3 * rng.standard_normal((300, 384), dtype=np.float32)[rng.integers(300, size=len(features))]
     began = time.process_time()
-    split(Partition(kind="feature-clusters", clients=100), balanced(20, 566), seed=0, features=lambda: features)
+    split(Split.of(kind="feature-clusters", clients=100), balanced(20, 566), seed=0, features=lambda: features)
     assert time.process_time() - began < 30
 
 
@@ -292,14 +301,14 @@ def test_column_takes_the_users_clients():
     test = np.array(["bern", "oslo", "bern"])
     more = {"train_client": train, "test_client": test, "test": np.zeros((3, 2)), "test_labels": np.zeros(3, dtype=int)}
     data = dataset(np.zeros(6, dtype=np.int64), 1, **more)
-    manifest = split(Partition(kind="column", clients=77), data, seed=0)
+    manifest = split(Split.of(kind="column", clients=77), data, seed=0)
     assert manifest.names == ("bern", "oslo", "rome")
     assert [manifest.train.of(k).tolist() for k in range(3)] == [[4], [1, 3], [0, 2, 5]]
     assert [manifest.test.of(k).tolist() for k in range(3)] == [[0, 2], [1], []]
     assert (manifest.test_rows, "clients" in manifest.settings) == ("test", False)
-    carved = split(Partition(kind="column", test=0.4), data, seed=0)
+    carved = split(Split.of(kind="column", test=0.4), data, seed=0)
     assert (carved.test_rows, carved.test.sizes.tolist()) == ("train", [0, 1, 1])
-    kept = split(Partition(kind="column"), data, seed=0, rows=np.array([0, 1, 2]))
+    kept = split(Split.of(kind="column"), data, seed=0, rows=np.array([0, 1, 2]))
     assert (kept.names, kept.train.sizes.tolist()) == (manifest.names, [0, 1, 2])
 
 
@@ -316,13 +325,13 @@ def test_column_takes_the_users_clients():
 )
 def test_mistakes_are_told_in_one_line(config, data, line):
     with pytest.raises(FedkeelError, match=line) as told:
-        split(Partition(**config), data, seed=0)
+        split(Split.of(**config), data, seed=0)
     assert "\n" not in str(told.value)
 
 
 def test_features_that_are_no_numbers_are_refused():
     with pytest.raises(FedkeelError, match="NaN or infinity"):
-        split(Partition(kind="feature-clusters"), balanced(2, 3), seed=0, features=lambda: np.full((6, 2), np.inf))
+        split(Split.of(kind="feature-clusters"), balanced(2, 3), seed=0, features=lambda: np.full((6, 2), np.inf))
 
 
 @settings(max_examples=60, deadline=None)
@@ -334,7 +343,7 @@ def test_features_that_are_no_numbers_are_refused():
 def test_carving_counts_and_strata(sizes, shares, seed):
     """One client: the counts follow the documented rule and each class gives its share, rounded down or up."""
     data = dataset(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    manifest = split(Partition(kind="iid", clients=1, validation=shares[0], test=shares[1]), data, seed=seed)
+    manifest = split(Split.of(kind="iid", clients=1, validation=shares[0], test=shares[1]), data, seed=seed)
     n = sum(sizes)
     test = min(int(shares[1] * n + 0.5), n - 1)
     validation = min(int(shares[0] * n + 0.5), n - 1 - test)
@@ -350,20 +359,20 @@ def test_carving_counts_and_strata(sizes, shares, seed):
 def test_carving_prefers_no_class():
     """300 clients with one row of each of two classes, half to test: class 0 goes to test for 150 of them, sd 8.7."""
     data = balanced(2, 300, train_client=np.tile([f"site {k}" for k in range(300)], 2))
-    manifest = split(Partition(kind="column", test=0.5), data, seed=0)
+    manifest = split(Split.of(kind="column", test=0.5), data, seed=0)
     assert (manifest.test.sizes == 1).all()
     assert abs((data.train_labels[manifest.test.rows] == 0).sum() - 150) < 4 * 8.7
 
 
 def test_long_names_sort_in_order():
-    names = split(Partition(kind="iid", clients=1001), balanced(1, 5), seed=0).names
+    names = split(Split.of(kind="iid", clients=1001), balanced(1, 5), seed=0).names
     assert names[0] == "client-0000"
     assert list(names) == sorted(names)
-    assert split(Partition(kind="iid", clients=100), balanced(1, 5), seed=0).names[99] == "client-099"
+    assert split(Split.of(kind="iid", clients=100), balanced(1, 5), seed=0).names[99] == "client-099"
 
 
 def test_manifest_survives_the_disk(tmp_path: Path):
-    manifest = split(Partition(kind="dirichlet", clients=7, alpha=0.3, test=0.2), balanced(5, 20), seed=9)
+    manifest = split(Split.of(kind="dirichlet", clients=7, alpha=0.3, test=0.2), balanced(5, 20), seed=9)
     expected = {"kind": "dirichlet", "clients": 7, "alpha": 0.3, "validation": 0.0, "test": 0.2, "seed": 9}
     assert manifest.settings == expected
     path = tmp_path / "split.json"
@@ -392,15 +401,15 @@ def test_manifests_stay_what_they_were(kind):
     """New settings that are off leave no trace: a saved split and one that is made today have the same hash."""
     client = np.array(["rome", "oslo"])[np.arange(100) % 2]
     data = dataset(np.repeat(np.arange(4), [40, 30, 20, 10]), 4, train_client=client)
-    config = {"kind": kind, "clients": 4, "alpha": 0.5, "p": 0.5}
-    carved = split(Partition(**config, test=0.2, validation=0.1), data, seed=3)
-    some = split(Partition(**config), data, seed=3, rows=np.arange(0, 100, 2))
+    config = {"clients": 4, "alpha": 0.5, "p": 0.5}
+    carved = split(fitting(kind, **config, test=0.2, validation=0.1), data, seed=3)
+    some = split(fitting(kind, **config), data, seed=3, rows=np.arange(0, 100, 2))
     assert (carved.hash[:16], some.hash[:16]) == OLD[kind]
 
 
 def test_damaged_manifest_is_named(tmp_path: Path):
     path = tmp_path / "split.json"
-    split(Partition(kind="iid", clients=3), balanced(2, 6), seed=0).save(path)
+    split(Split.of(kind="iid", clients=3), balanced(2, 6), seed=0).save(path)
     whole = path.read_text()
     stored = json.loads(whole)
     stored["train"]["rows"][0] += 1
@@ -414,7 +423,7 @@ def test_damaged_manifest_is_named(tmp_path: Path):
 
 
 def test_the_hash_covers_everything():
-    base = split(Partition(kind="iid", clients=3), balanced(2, 6), seed=0)
+    base = split(Split.of(kind="iid", clients=3), balanced(2, 6), seed=0)
     fields = {name: getattr(base, name) for name in Manifest.__dataclass_fields__}
     changes = {
         "names": ("a", "b", "c"), "train": base.test, "validation": base.train, "test": base.train,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.data.loading import load
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.settings import Data
 from fedkeel.data.shifts import asymmetric_map, long_tail, noisy_labels
-from fedkeel.data.sources import load
+from fedkeel.data.sources.base import Source
 
 
 def test_long_tail_of_cifar_100():
@@ -44,7 +44,7 @@ def test_unbalanced_data_keep_the_shape():
 @pytest.mark.parametrize("factor", [10, 50, 100])
 def test_long_tail_of_20_newsgroups(factor, order):
     """Its classes have 377 to 600 rows. Rounded down, the shape n_max * factor ** (-c / 19) is met to the row."""
-    labels = load(Data()).train_labels
+    labels = load(Source.of()).train_labels
     found = np.bincount(labels[long_tail(labels, 20, factor, 0, order)])
     by_size = np.sort(found)[::-1]
     shape = by_size[0] * (1 / factor) ** (np.arange(20) / 19)

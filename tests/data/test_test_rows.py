@@ -15,14 +15,17 @@ from rich.console import Console
 from scipy import stats
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data import splits
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.describe import describe, render
+from fedkeel.data.loading import load
+from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.partition import PARTITIONS, Manifest, split
-from fedkeel.data.settings import Data, Partition
+from fedkeel.data.shares import dirichlet_shares
 from fedkeel.data.shifts import long_tail
-from fedkeel.data.sources import load
+from fedkeel.data.sources.base import Source
+from fedkeel.data.splits.base import SPLITS, Pool, Split
+from fedkeel.data.splits.dirichlet import Dirichlet
+from fedkeel.runs.config import build
 
 
 def toy(train: list[int], test: list[int], superclasses: tuple[int, ...] | None = None) -> Dataset:
@@ -41,7 +44,7 @@ def counts(manifest: Manifest, data: Dataset, part: str = "train") -> np.ndarray
 
 def told(config: dict[str, Any], data: Dataset) -> str:
     with pytest.raises(FedkeelError) as caught:
-        split(Partition(**config), data, seed=0)
+        split(build({"partition": config}).partition, data, seed=0)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -71,7 +74,7 @@ def test_pachinko_gives_everybody_as_many_rows_and_none_twice(
     kept = np.arange(0, len(data.train_labels), 2) if drop else None
     pool = np.arange(len(data.train_labels)) if kept is None else kept
     each = (len(pool) + len(data.test_labels)) // clients
-    config = Partition(kind="pachinko", clients=clients, alpha=alpha, validation=validation)
+    config = Split.of(kind="pachinko", clients=clients, alpha=alpha, validation=validation)
     if not each:
         with pytest.raises(FedkeelError, match=r"lower partition\.clients"):
             split(config, data, seed=seed, rows=kept)
@@ -115,7 +118,7 @@ def test_pachinko_has_the_law_of_drawing_row_by_row(stock, groups, alpha):
     rng, times = np.random.default_rng(0), 1500
     slow = Counter(tuple(by_the_row(stock, groups, alpha, 2, rng)) for _ in range(times))
     data = toy(stock, [0] * 3, tuple(groups))
-    config = Partition(kind="pachinko", clients=2, alpha=alpha)
+    config = Split.of(kind="pachinko", clients=2, alpha=alpha)
     fast = Counter(tuple(counts(split(config, data, seed=seed), data).ravel().tolist()) for seed in range(times))
     outcomes = [key for key in slow.keys() | fast.keys() if slow[key] + fast[key] >= 20]
     assert len(outcomes) >= 5
@@ -129,7 +132,7 @@ def test_a_class_that_runs_out_leaves_its_weight_to_its_superclass():
     Were a draw of a class that is gone drawn again from everything, the mean would be 13.8 (measured).
     """
     data = toy([1] * 10 + [20, 30], [0] * 12, (0,) * 11 + (1,))
-    config = Partition(kind="pachinko", clients=2, alpha=50)
+    config = Split.of(kind="pachinko", clients=2, alpha=50)
     found = [counts(split(config, data, seed=seed), data)[0, :11].sum() for seed in range(300)]
     law = stats.betabinom(30, 50, 50)
     assert abs(np.mean(found) - law.mean()) < 4 * law.std() / np.sqrt(300)
@@ -149,7 +152,7 @@ def test_pachinko_concentrates_on_fewer_superclasses_as_alpha_falls():
     """
     data = toy([200] * 50, [0] * 50, tuple(np.repeat(np.arange(10), 5).tolist()))
     for alpha in (0.1, 1.0, 10.0):
-        config = Partition(kind="pachinko", clients=50, alpha=alpha)
+        config = Split.of(kind="pachinko", clients=50, alpha=alpha)
         first = [counts(split(config, data, seed=seed), data)[0].reshape(10, 5) for seed in range(30)]
         coarse = np.mean([alike(found.sum(axis=1)) for found in first])
         fine = np.mean([alike(found[found.sum(axis=1).argmax()]) for found in first])
@@ -159,16 +162,16 @@ def test_pachinko_concentrates_on_fewer_superclasses_as_alpha_falls():
 
 def test_pachinko_on_the_long_tail_of_20_newsgroups():
     """The setting of the paper at our scale: test rows follow the client's own mixture, the tail is in few hands."""
-    data = load(Data())
+    data = load(Source.of())
     kept = long_tail(data.train_labels, 20, 100, 0)
-    manifest = split(Partition(kind="pachinko", clients=20, alpha=0.1), data, seed=0, rows=kept)
+    manifest = split(Split.of(kind="pachinko", clients=20, alpha=0.1), data, seed=0, rows=kept)
     assert set(manifest.train.sizes + manifest.test.sizes) == {(len(kept) + 7532) // 20}
     train, test = counts(manifest, data), counts(manifest, data, "test")
     head = train[:, :3] / train[:, :3].sum(axis=0), test[:, :3] / test[:, :3].sum(axis=0)
     assert np.corrcoef(head[0].ravel(), head[1].ravel())[0, 1] > 0.95
     skewed, even = (
         describe(
-            split(Partition(kind="pachinko", clients=20, alpha=a), data, seed=0), data.train_labels, data.class_names
+            split(Split.of(kind="pachinko", clients=20, alpha=a), data, seed=0), data.train_labels, data.class_names
         )
         for a in (0.1, 5.0)
     )
@@ -177,7 +180,7 @@ def test_pachinko_on_the_long_tail_of_20_newsgroups():
 
 def test_pachinko_carves_where_a_share_of_own_rows_is_asked_for():
     data = toy([20, 20], [10, 10], (0, 1))
-    manifest = split(Partition(kind="pachinko", clients=4, test=0.3), data, seed=0)
+    manifest = split(Split.of(kind="pachinko", clients=4, test=0.3), data, seed=0)
     assert (manifest.test_rows, manifest.test.sizes.tolist()) == ("train", [3] * 4)
     assert (manifest.train.sizes == 7).all()
 
@@ -186,7 +189,7 @@ def test_pachinko_is_fast():
     """CIFAR-100's size, 100 clients; measured .05 s. The loop of ``by_the_row`` needs .6 s for a tenth of it."""
     data = toy([500] * 100, [100] * 100, tuple((np.arange(100) % 20).tolist()))
     began = time.process_time()
-    split(Partition(kind="pachinko", clients=100, alpha=0.1), data, seed=0)
+    split(Split.of(kind="pachinko", clients=100, alpha=0.1), data, seed=0)
     assert time.process_time() - began < 2
 
 
@@ -205,10 +208,10 @@ def test_pachinko_is_fast():
 def test_every_test_row_is_dealt_once_and_training_rows_stay(train, test, clients, alpha, way, seed):
     data = toy(train, test)
     config = {"kind": "dirichlet", "clients": clients, "alpha": alpha}
-    manifest = split(Partition(**config, test_split=way), data, seed=seed)
+    manifest = split(Split.of(**config, test_split=way), data, seed=seed)
     assert sorted(manifest.test.rows.tolist()) == list(range(sum(test)))
     assert (manifest.test_rows, manifest.settings["test_split"]) == ("test", way)
-    plain = split(Partition(**config), data, seed=seed)
+    plain = split(Split.of(**config), data, seed=seed)
     assert np.array_equal(manifest.train.rows, plain.train.rows)
     assert np.array_equal(manifest.train.offsets, plain.train.offsets)
     assert manifest.hash != plain.hash
@@ -222,7 +225,7 @@ def test_same_shares_for_training_and_test():
     data = toy([40_000] * 4, [1000] * 4)
     far = {}
     for way in ("same", "own"):
-        manifest = split(Partition(kind="dirichlet", clients=8, alpha=1, test_split=way), data, seed=2)
+        manifest = split(Split.of(kind="dirichlet", clients=8, alpha=1, test_split=way), data, seed=2)
         far[way] = np.abs(counts(manifest, data) / 40_000 - counts(manifest, data, "test") / 1000).max()
     assert far["same"] < 4 * 0.0025 + 0.001
     assert far["own"] > 0.1
@@ -238,17 +241,17 @@ def test_same_shares_for_training_and_test():
 def test_same_is_the_share_to_the_nearest_whole_row(train, test, balance, seed):
     """The shares of a class are its first draw; with balance, only of those who may still get some."""
     data = toy(train, test)
-    config = Partition(kind="dirichlet", clients=3, alpha=5, test_split="same", balance=balance)
-    pool = splits.Pool("dirichlet", seed, data.train_labels, 3)
+    config = Dirichlet(clients=3, alpha=5, test_split="same", balance=balance)
+    pool = Pool("dirichlet", seed, data, data.train_labels)
     try:
         found = counts(split(config, data, seed=seed), data, "test")
     except FedkeelError:
         assert balance
         return
-    _, shares = splits._dirichlet(config, pool)
+    _, shares = config.drawn(pool)
     assert (np.abs(found.T - np.array(test)[:, None] * shares) < 1).all()
     if not balance:
-        first = [splits.dirichlet_shares(pool.rng("class", label), 5, 3) for label in range(3)]
+        first = [dirichlet_shares(pool.rng("class", label), 5, 3) for label in range(3)]
         np.testing.assert_array_equal(shares, first)
 
 
@@ -261,7 +264,7 @@ def test_same_is_the_share_to_the_nearest_whole_row(train, test, balance, seed):
 )
 def test_even_test_rows_differ_by_one_at_most(kind, test, clients, seed):
     data = toy([20] * 3, test)
-    manifest = split(Partition(kind=kind, clients=clients, test_split="even"), data, seed=seed)
+    manifest = split(Split.of(kind=kind, clients=clients, test_split="even"), data, seed=seed)
     found = counts(manifest, data, "test")
     assert (found.sum(axis=0) == test).all()
     assert (np.ptp(found, axis=0) <= 1).all()
@@ -273,7 +276,7 @@ def test_even_prefers_no_client_and_no_row():
 
     Of 8 rows for 2 clients, the third goes where the first goes with chance 3 / 7: 86 times, sd 7.
     """
-    deal = {n: Partition(kind="iid", clients=n, test_split="even") for n in (2, 4)}
+    deal = {n: Split.of(kind="iid", clients=n, test_split="even") for n in (2, 4)}
     one = [split(deal[4], toy([4], [1]), seed=seed).test.sizes.argmax() for seed in range(200)]
     assert (np.abs(np.bincount(one, minlength=4) - 50) < 4 * 6.1).all()
     dealt = [split(deal[2], toy([4], [8]), seed=seed).test.of(0) for seed in range(200)]
@@ -282,7 +285,7 @@ def test_even_prefers_no_client_and_no_row():
 
 def test_test_rows_of_a_class_without_training_rows_belong_to_nobody():
     data = toy([9, 0], [4, 5])
-    manifest = split(Partition(kind="dirichlet", clients=3, alpha=1, test_split="same"), data, seed=0)
+    manifest = split(Split.of(kind="dirichlet", clients=3, alpha=1, test_split="same"), data, seed=0)
     assert counts(manifest, data, "test").sum(axis=0).tolist() == [4, 0]
 
 
@@ -299,7 +302,7 @@ def test_test_rows_of_a_class_without_training_rows_belong_to_nobody():
 def test_balance_closes_clients_that_have_enough(sizes, clients, alpha, seed):
     """Whoever held N / K rows before a class gets none of it; everybody ends with a row; every row has one owner."""
     data = toy(sizes, [0] * len(sizes))
-    config = Partition(kind="dirichlet", clients=clients, alpha=alpha, balance=True)
+    config = Split.of(kind="dirichlet", clients=clients, alpha=alpha, balance=True)
     manifest = split(config, data, seed=seed)
     found = counts(manifest, data)
     before = np.cumsum(found, axis=1) - found
@@ -318,7 +321,7 @@ def test_balance_makes_clients_alike_in_size():
     data = toy([100] * 100, [0] * 100)
     spread = {}
     for balance in (False, True):
-        config = Partition(kind="dirichlet", clients=20, alpha=0.1, balance=balance)
+        config = Split.of(kind="dirichlet", clients=20, alpha=0.1, balance=balance)
         spread[balance] = split(config, data, seed=0).train.sizes
     assert spread[True].max() < 500 + 100
     assert spread[True].std() < spread[False].std() / 2
@@ -327,11 +330,8 @@ def test_balance_makes_clients_alike_in_size():
 def test_balance_draws_again_until_nobody_is_empty():
     """5 classes over 5 clients at alpha .05: a class goes nearly whole to one client, seldom to five different ones."""
     data = toy([20] * 5, [0] * 5)
-    config = Partition(kind="dirichlet", clients=5, alpha=0.05, balance=True)
-    first = [
-        splits._by_class_shares(config, splits.Pool("dirichlet", seed, data.train_labels, 5), "try", 0)
-        for seed in range(30)
-    ]
+    config = Dirichlet(clients=5, alpha=0.05, balance=True)
+    first = [config.attempt(Pool("dirichlet", seed, data, data.train_labels), "try", 0) for seed in range(30)]
     empty = [len(np.unique(owner)) < 5 for owner, _ in first]
     assert any(empty)
     for seed in range(30):
@@ -350,21 +350,28 @@ def test_mistakes_are_told_in_one_line():
     assert "partition.test = 0.2" in both
     assert "only with dirichlet" in told({"kind": "iid", "test_split": "own"}, data)
     for kind in ("pachinko", "column", "spurious"):
-        assert "only with iid, shards, dirichlet" in told({"kind": kind, "test_split": "even"}, data)
-    assert "'dirichlet' only, not with 'iid'" in told({"kind": "iid", "balance": True}, data)
+        assert "only with bernoulli-dirichlet, dirichlet, feature-clusters, iid, shard-1" in told(
+            {"kind": kind, "test_split": "even"}, data
+        )
+    assert "partition.kind = 'dirichlet' only, not with 'iid'" in told({"kind": "iid", "balance": True}, data)
     empty = told({"kind": "dirichlet", "clients": 19, "balance": True}, data)
     assert "18 rows" in empty
     assert "raise partition.alpha, lower partition.clients" in empty
     assert "each of 18 clients" in told({"kind": "dirichlet", "clients": 18, "alpha": 0.001, "balance": True}, data)
-    assert set(PARTITIONS["dirichlet"].test_splits) == {"same", "even", "own"}
+    assert set(SPLITS["dirichlet"].test_splits) == {"same", "even", "own"}
 
 
 @pytest.mark.parametrize(
-    "config", [{"kind": "pachinko"}, {"kind": "dirichlet", "test_split": "same", "balance": True}, {"kind": "iid"}]
+    "config",
+    [
+        {"kind": "pachinko", "alpha": 1},
+        {"kind": "dirichlet", "alpha": 1, "test_split": "same", "balance": True},
+        {"kind": "iid"},
+    ],
 )
 def test_the_view_tells_of_test_rows(config):
     data = toy([30, 30], [20, 21], (0, 1))
-    manifest = split(Partition(clients=3, alpha=1, **config), data, seed=0)
+    manifest = split(Split.of(clients=3, **config), data, seed=0)
     console = Console(width=80, record=True, color_system=None, file=io.StringIO())
     console.print(render(manifest, data.train_labels, data.class_names))
     text = console.export_text()

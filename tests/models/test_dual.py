@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from duals import COLOURS, NAMES, bert_folder, clip_folder, dinov2_folder, pictures_in, siglip_folder
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models.dual import SCALE, Dual, items, open_dual
 from fedkeel.models.encoders import open_named
 
@@ -29,8 +29,8 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def of(encoder: str, template: str = "a photo of a {}") -> Dual:
     if encoder == f"hf:{bert_folder()}":
-        return open_dual(encoder, Data(), "texts", NAMES, "the test", template.replace("photo of a", "post about"))
-    return open_dual(encoder, Data(), "images", COLOURS, "the test", template)
+        return open_dual(encoder, Source.of(), "texts", NAMES, "the test", template.replace("photo of a", "post about"))
+    return open_dual(encoder, Source.of(), "images", COLOURS, "the test", template)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
@@ -57,7 +57,7 @@ def test_zero_shot_logits_are_those_of_the_model_itself(towers: dict[str, str], 
 
 def test_a_sentence_encoder_has_the_usual_scale_unless_told(towers: dict[str, str]) -> None:
     assert of(towers["bert"]).scale == SCALE
-    assert open_dual(towers["bert"], Data(), "texts", NAMES, "the test", scale=7.0).scale == 7.0
+    assert open_dual(towers["bert"], Source.of(), "texts", NAMES, "the test", scale=7.0).scale == 7.0
 
 
 WORDS = {"clip": "a photo of a", "siglip": "a photo of a", "bert": "a post about"}
@@ -127,7 +127,7 @@ def test_names_in_two_groups_by_length_have_the_features_of_one_group(towers: di
     names = ("red", "red green blue red green blue", "green", "blue red")
 
     def of_these(*names: str) -> Dual:
-        return open_dual(towers["clip"], Data(), "images", names, "the test")
+        return open_dual(towers["clip"], Source.of(), "images", names, "the test")
 
     dual = of_these(*names)
     context = dual.words("a photo")
@@ -166,11 +166,11 @@ def test_what_is_no_pair_of_towers_is_told_in_one_line(towers: dict[str, str], t
         assert "\n" not in str(error.value)
 
     digits = ("0", "1", "2")
-    refused("mine has no class names, only numbers such as 0", towers["clip"], Data(), "images", digits, "mine")
-    refused("mine holds features", towers["clip"], Data(), "features", COLOURS, "mine")
-    refused("efficientnet-lite0 has one tower", "efficientnet-lite0", Data(), "images", COLOURS, "mine")
-    refused("dino has one tower", dinov2_folder(tmp_path / "dino"), Data(), "images", COLOURS, "mine")
-    refused("has no tower for images", towers["bert"], Data(), "images", COLOURS, "mine")
+    refused("mine has no class names, only numbers such as 0", towers["clip"], Source.of(), "images", digits, "mine")
+    refused("mine holds features", towers["clip"], Source.of(), "features", COLOURS, "mine")
+    refused("efficientnet-lite0 has one tower", "efficientnet-lite0", Source.of(), "images", COLOURS, "mine")
+    refused("dino has one tower", dinov2_folder(tmp_path / "dino"), Source.of(), "images", COLOURS, "mine")
+    refused("has no tower for images", towers["bert"], Source.of(), "images", COLOURS, "mine")
 
 
 def test_only_the_empty_braces_of_a_template_are_filled(towers: dict[str, str]) -> None:

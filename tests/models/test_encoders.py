@@ -16,10 +16,11 @@ from PIL import Image
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.settings import Data
-from fedkeel.data.sources import load
+from fedkeel.data.images import RowError
+from fedkeel.data.loading import load
+from fedkeel.data.sources.base import Source
 from fedkeel.models import networks
-from fedkeel.models.encoders import ENCODERS, NETWORKS, RowError, encoder_name, open_encoder
+from fedkeel.models.encoders import ENCODERS, NETWORKS, encoder_name, open_encoder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "me"]
@@ -40,7 +41,7 @@ def pictures(count: int, size: int = 20) -> np.ndarray:
 def fails(encoder: str, rows: Dataset, **settings: Any) -> str:
     """The one line that opening and using the encoder ends with."""
     with pytest.raises(FedkeelError) as caught:
-        open_encoder(Data(encoder=encoder, **settings), rows).encode(rows.train)
+        open_encoder(Source.of(encoder=encoder, **settings), rows).encode(rows.train)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -102,8 +103,8 @@ def prepared(rows: np.ndarray, size: int) -> torch.Tensor:
 
 
 def test_names_and_kinds() -> None:
-    assert encoder_name(Data(), dataset("texts", encoder="minilm")) == "minilm"
-    assert encoder_name(Data(encoder="pixels"), dataset("images", encoder="efficientnet-lite0")) == "pixels"
+    assert encoder_name(Source.of(), dataset("texts", encoder="minilm")) == "minilm"
+    assert encoder_name(Source.of(encoder="pixels"), dataset("images", encoder="efficientnet-lite0")) == "pixels"
     assert "did you mean 'minilm'" in fails("minilmm", dataset("texts"))
     assert "hf:ID-or-folder" in fails("hf", dataset("texts"))
     trained = {"none", "pixels", "minilm", "efficientnet-lite0", "hf:ID-or-folder", "random:NAME"}
@@ -130,14 +131,14 @@ def test_an_encoder_for_other_rows_is_refused(encoder: str, kind: str, reads: st
 
 
 def test_pixels() -> None:
-    digits = load(Data(source="digits"))
-    encoder = open_encoder(Data(source="digits"), digits)
+    digits = load(Source.of(source="digits"))
+    encoder = open_encoder(Source.of(source="digits"), digits)
     assert encoder.dim == 64  # grey: one number per pixel
     features = encoder.encode(digits.train[:5])
     assert features.dtype == np.float32
     assert np.allclose(features, np.asarray(digits.train[:5])[..., 0].reshape(5, 64) / 255)
     coloured = dataset("images")
-    colour = open_encoder(Data(encoder="pixels"), coloured)
+    colour = open_encoder(Source.of(encoder="pixels"), coloured)
     assert colour.dim == 20 * 20
     luma = np.asarray(coloured.train) @ [0.299, 0.587, 0.114]  # ITU-R 601-2, rounded by PIL to whole grey values
     assert np.allclose(colour.encode(coloured.train), luma.reshape(4, -1) / 255, atol=1.01 / 255)
@@ -148,7 +149,7 @@ def test_pixels() -> None:
 
 def test_none_passes_features_on() -> None:
     rows = np.arange(12, dtype=np.float64).reshape(4, 3)
-    encoder = open_encoder(Data(encoder="none"), dataset("features", rows))
+    encoder = open_encoder(Source.of(encoder="none"), dataset("features", rows))
     assert encoder.dim == 3
     assert encoder.encode(rows).dtype == np.float32
 
@@ -158,7 +159,7 @@ def test_none_passes_features_on() -> None:
 
 def test_efficientnet_reads_arrays_bytes_and_paths_alike(tmp_path: Path) -> None:
     rows = pictures(3)
-    encoder = open_encoder(Data(encoder="efficientnet-lite0"), dataset("images", rows))
+    encoder = open_encoder(Source.of(encoder="efficientnet-lite0"), dataset("images", rows))
     features = encoder.encode(rows)
     assert features.shape == (3, encoder.dim) == (3, 1280)
     assert np.isfinite(features).all()
@@ -186,7 +187,7 @@ def test_vit_takes_the_class_token_without_torchvision(tmp_path: Path) -> None:
         "mean": hidden.last_hidden_state.mean(1),
         "pooled": hidden.pooler_output,
     }.items():
-        encoder = open_encoder(Data(encoder=name, pooling=pooling), rows)
+        encoder = open_encoder(Source.of(encoder=name, pooling=pooling), rows)
         features = encoder.encode(rows.train)
         assert features.shape == (5, encoder.dim)
         assert np.allclose(features, expected.detach().numpy(), atol=1e-5)
@@ -199,7 +200,7 @@ def test_dinov2_takes_the_class_token(tmp_path: Path) -> None:
     name = save(model, tmp_path, image_processor(28))
     rows = dataset("images", pictures(2))
     expected = model(pixel_values=prepared(np.asarray(rows.train), 28)).last_hidden_state[:, 0]
-    features = open_encoder(Data(encoder=name), rows).encode(rows.train)
+    features = open_encoder(Source.of(encoder=name), rows).encode(rows.train)
     assert np.allclose(features, expected.detach().numpy(), atol=1e-5)
 
 
@@ -207,17 +208,17 @@ def test_clip_opens_the_tower_of_the_rows(tmp_path: Path) -> None:
     model = clip()
     name = save(model, tmp_path, image_processor(16), tokenizer())
     images, texts = dataset("images", pictures(3)), dataset("texts")
-    seen = open_encoder(Data(encoder=name), images)
+    seen = open_encoder(Source.of(encoder=name), images)
     expected = model.get_image_features(pixel_values=prepared(np.asarray(images.train), 16)).pooler_output
     assert np.allclose(seen.encode(images.train), expected.detach().numpy(), atol=1e-5)
-    read = open_encoder(Data(encoder=name), texts)
+    read = open_encoder(Source.of(encoder=name), texts)
     tokens = tokenizer()(TEXTS[:1], return_tensors="pt")
     expected = model.get_text_features(tokens["input_ids"], tokens["attention_mask"]).pooler_output
     assert np.allclose(read.encode(texts.train)[0], expected[0].detach().numpy(), atol=1e-5)
     assert seen.dim == read.dim == 12
     assert seen.transform != read.transform
     assert seen.weights == read.weights
-    inner = open_encoder(Data(encoder=name, pooling="mean"), images)
+    inner = open_encoder(Source.of(encoder=name, pooling="mean"), images)
     assert inner.dim == 16  # before the projection
 
 
@@ -229,7 +230,7 @@ def test_bert_takes_the_mean_over_real_tokens(tmp_path: Path) -> None:
     model = bert()
     name = save(model, tmp_path, tokenizer())
     texts = dataset("texts")
-    encoder = open_encoder(Data(encoder=name), texts)
+    encoder = open_encoder(Source.of(encoder=name), texts)
     assert "8 tokens" in encoder.transform  # the model's own limit
     features = encoder.encode(texts.train)
     for text, feature in zip(TEXTS, features, strict=True):
@@ -247,11 +248,11 @@ def test_an_encoder_of_texts_is_refused_for_images_and_for_foreign_tokens(tmp_pa
 
 
 def test_minilm_is_the_one_the_posts_were_encoded_with() -> None:
-    posts = load(Data())
+    posts = load(Source.of())
     lengths = np.count_nonzero(np.asarray(posts.train[:2000]), axis=1)
     short = np.unique(lengths, return_index=True)[1][:6]  # six different lengths: there is padding
     assert lengths[short].max() > 1.5 * lengths[short].min()
-    encoder = open_encoder(Data(), posts)
+    encoder = open_encoder(Source.of(), posts)
     assert np.abs(encoder.encode(np.asarray(posts.train)[short]) - posts.ready["minilm"].train[short]).max() < 5e-4
     texts = ["the rocket reached orbit", "a spacecraft circled the earth", "the goalkeeper saved a penalty"]
     features = encoder.encode(texts)
@@ -282,7 +283,7 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
 
     rows = dataset("images")
     name = save(vit(pooler=False), tmp_path, image_processor(16))
-    assert open_encoder(Data(encoder=name), rows).dim == 16
+    assert open_encoder(Source.of(encoder=name), rows).dim == 16
     assert "no trained pooling layer" in fails(name, rows, pooling="pooled")
     weights = load_file(tmp_path / "model.safetensors")
     del weights["layernorm.weight"]
@@ -305,14 +306,14 @@ def test_weights_in_pieces_are_one_hash(tmp_path: Path) -> None:
     model.save_pretrained(str(tmp_path), max_shard_size="5KB")
     image_processor(16).save_pretrained(str(tmp_path))
     rows = dataset("images")
-    encoder = open_encoder(Data(encoder=f"hf:{tmp_path}"), rows)
+    encoder = open_encoder(Source.of(encoder=f"hf:{tmp_path}"), rows)
     expected = model(pixel_values=prepared(np.asarray(rows.train), 16)).last_hidden_state[:, 0]
     assert np.allclose(encoder.encode(rows.train), expected.detach().numpy(), atol=1e-5)
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(bytes(content))
-    assert open_encoder(Data(encoder=f"hf:{tmp_path}"), rows).weights != encoder.weights
+    assert open_encoder(Source.of(encoder=f"hf:{tmp_path}"), rows).weights != encoder.weights
     shard.unlink()
     assert shard.name in fails(f"hf:{tmp_path}", rows)
 
@@ -334,7 +335,7 @@ def test_what_is_not_installed_or_not_reachable(monkeypatch: pytest.MonkeyPatch)
 def test_broken_bytes_are_named_by_position() -> None:
     file = io.BytesIO()
     Image.new("RGB", (20, 20)).save(file, "PNG")
-    encoder = open_encoder(Data(encoder="pixels"), dataset("images"))
+    encoder = open_encoder(Source.of(encoder="pixels"), dataset("images"))
     with pytest.raises(RowError) as caught:
         encoder.encode([file.getvalue(), b"no image"])
     assert caught.value.index == 1

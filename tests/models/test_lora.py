@@ -25,7 +25,7 @@ from duals import (
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models.backbone import TOWERS
 from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
@@ -63,7 +63,7 @@ def adapted(lora: Lora, item: Encoder) -> Items:
     """Rows with all that LoRA needs of them."""
     kind, names = ("texts", NAMES) if item.kind == "texts" else ("images", COLOURS)
     if item.name == small_dual().encoder or "clip" in item.name:
-        dual = open_dual(item.name, Data(), kind, names, "the test")  # type: ignore[arg-type]
+        dual = open_dual(item.name, Source.of(), kind, names, "the test")  # type: ignore[arg-type]
     else:
         dual = small_dual()
     made = {name: encoder.encode(rows_of(item)) for name, encoder in lora.encoders(item).items()}

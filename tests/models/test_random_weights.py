@@ -11,7 +11,7 @@ import torch
 import transformers
 from test_encoders import bert, clip, dataset, fails, image_processor, pictures, save, tokenizer, vit
 
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models.cache import features
 from fedkeel.models.encoders import Encoder, open_encoder
 from fedkeel.models.prepare import mean_energy
@@ -19,7 +19,7 @@ from fedkeel.models.prepare import mean_energy
 
 def opened(name: str, rows: Any) -> tuple[Encoder, Encoder]:
     """(the trained encoder, the random one)"""
-    return open_encoder(Data(encoder=name), rows), open_encoder(Data(encoder=f"random:{name}"), rows)
+    return open_encoder(Source.of(encoder=name), rows), open_encoder(Source.of(encoder=f"random:{name}"), rows)
 
 
 def check(name: str, rows: Any) -> np.ndarray:
@@ -104,10 +104,10 @@ def test_a_moved_folder_gives_the_same_weights(tmp_path: Path) -> None:
 def test_random_features_have_a_cache_entry_of_their_own(tmp_path: Path) -> None:
     rows = dataset("texts")
     name = save(bert(), tmp_path / "m", tokenizer())
-    found = [features(Data(encoder=who, cache=str(tmp_path / "cache")), rows) for who in (name, f"random:{name}")]
+    found = [features(Source.of(encoder=who, cache=str(tmp_path / "cache")), rows) for who in (name, f"random:{name}")]
     assert len({part.where for part in found}) == 2
     assert np.abs(np.asarray(found[0].train, dtype=float) - found[1].train).max() > 1e-3
-    assert features(Data(encoder=f"random:{name}", cache=str(tmp_path / "cache")), rows).cached
+    assert features(Source.of(encoder=f"random:{name}", cache=str(tmp_path / "cache")), rows).cached
 
 
 def test_what_has_no_weights_cannot_be_random() -> None:

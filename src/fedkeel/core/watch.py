@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,3 +19,8 @@ class Watch:
 
 
 SILENT = Watch()
+
+
+def to_stderr(line: str) -> None:
+    """A notice for who started a task from Python and gave no ``Watch``."""
+    print(line, file=sys.stderr, flush=True)

@@ -20,8 +20,9 @@ from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.rng import generator
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.data.partition import Manifest
-from fedkeel.data.settings import Shift
+from fedkeel.data.images import open_image
+from fedkeel.data.manifest import Manifest
+from fedkeel.data.shifts import Shift
 
 CHUNK = 256
 """Rows corrupted at once."""
@@ -111,8 +112,6 @@ def corrupted(dataset: Dataset, manifest: Manifest, shift: Shift, seed: int) -> 
 
 def _as_array(rows: Sequence[Any] | np.ndarray, source: str) -> np.ndarray:
     """A copy of all images as one array, which they must fit into."""
-    from fedkeel.models.encoders import open_image
-
     if isinstance(rows, np.ndarray):
         return np.array(rows)
     images = [np.asarray(open_image(row, index)) for index, row in enumerate(rows)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeel.data.partition import Manifest
+from fedkeel.data.manifest import Manifest
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.rng import generator
+from fedkeel.core.settings import Section
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.manifest import Manifest
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.partition import Manifest
+
+
+class Shift(Section):
+    long_tail: float = Field(1.0, ge=1)
+    """imbalance factor: rows of the largest class over rows of the smallest; 1 = off"""
+    order: Literal["label", "random"] = "label"
+    """which class is the largest of the long tail and which the next: by label, or in an order that the seed draws"""
+    noise: Literal["none", "symmetric", "asymmetric"] = "none"
+    noise_ratio: float = Field(0.0, ge=0, le=1)
+    """share of each client's training labels that the noise is applied to"""
+    flip: float = Field(0.0, ge=0, le=1)
+    """share of the classes whose labels each client exchanges among one another, in all its rows; 0 = off"""
+    corruption: str = "none"
+    """of images: none, per-client (each client has one kind) or the kind that everybody has, such as fog"""
+    severity: int = Field(3, ge=1, le=5)
+    """of the corruption"""
 
 
 def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int, order: str = "label") -> np.ndarray:

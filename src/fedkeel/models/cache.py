@@ -17,11 +17,12 @@ import numpy as np
 
 from fedkeel.core.atomic import sync_folder, write_atomically
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import cache_folder, digest
-from fedkeel.data.settings import Data
-from fedkeel.data.sources import to_stderr
-from fedkeel.models.encoders import Encoder, RowError, encoder_name, open_encoder
+from fedkeel.data.files import digest
+from fedkeel.data.images import RowError
+from fedkeel.data.sources.base import Source, cache_folder
+from fedkeel.models.encoders import Encoder, encoder_name, open_encoder
 
 FORMAT = 1
 CHUNK = 512
@@ -47,7 +48,7 @@ class Features:
 
 
 def features(
-    data: Data,
+    data: Source,
     dataset: Dataset,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -70,7 +71,7 @@ def features(
 
 def encoded_by(
     encoder: Encoder,
-    data: Data,
+    data: Source,
     dataset: Dataset,
     *,
     progress: Callable[[int, int], None] | None = None,

@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind, named
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, Model
 
 TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}
@@ -218,7 +218,7 @@ class Items:
 
 def open_dual(
     encoder: str,
-    data: Data,
+    data: Source,
     kind: Kind,
     class_names: Sequence[str],
     source: str,
@@ -256,7 +256,7 @@ def open_dual(
     return Dual(encoder, tuple(class_names), scale, features, tower, names.load)
 
 
-def _names_tower(encoder: str, data: Data) -> Encoder | None:
+def _names_tower(encoder: str, data: Source) -> Encoder | None:
     """The tower of that encoder which reads texts, if it has one."""
     from fedkeel.models.transformers_encoder import open_hf, open_minilm
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +13,8 @@ from PIL import Image
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.data.dataset import Dataset, Kind
 from fedkeel.data.files import file_sha256
-from fedkeel.data.settings import Data
+from fedkeel.data.images import RowError, open_image
+from fedkeel.data.sources.base import Source
 
 ENCODERS: dict[str, str] = {
     "none": "for sources that hold features already: they are used as they are",
@@ -75,15 +74,7 @@ class Encoder:
         return self.model.encode(rows)
 
 
-class RowError(FedkeelError):
-    """A row that cannot be encoded; ``index`` is its position among the rows given."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(reason)
-        self.index = index
-
-
-def encoder_name(data: Data, dataset: Dataset, *, trains: bool = False) -> str:
+def encoder_name(data: Source, dataset: Dataset, *, trains: bool = False) -> str:
     """The encoder in use: data.encoder, or the source's own where that is "auto".
 
     Where the network is to be trained and the source's own has none, "auto" is the small network for images.
@@ -93,7 +84,7 @@ def encoder_name(data: Data, dataset: Dataset, *, trains: bool = False) -> str:
     return "cnn" if trains and dataset.encoder == "pixels" else dataset.encoder
 
 
-def open_encoder(data: Data, dataset: Dataset, *, trains: bool = False) -> Encoder:
+def open_encoder(data: Source, dataset: Dataset, *, trains: bool = False) -> Encoder:
     """The encoder for a dataset; one that reads another kind of rows is refused."""
     name = encoder_name(data, dataset, trains=trains)
     return open_named(name, data.pooling, dataset.kind, dataset.train, dataset.name)
@@ -144,18 +135,6 @@ def _must_read(name: str, reads: Kind, kind: Kind, source: str) -> None:
         raise FedkeelError(
             f"encoder {name} reads {reads} but {source} holds {kind}: set data.encoder to {fitting[kind]}"
         )
-
-
-def open_image(row: Any, index: int) -> Image.Image:
-    """A row as an RGB image, whether it is a path, the bytes of an image file or an array."""
-    try:
-        if isinstance(row, np.ndarray):
-            return Image.fromarray(row).convert("RGB")
-        with Image.open(io.BytesIO(row) if isinstance(row, bytes) else row) as image:
-            return image.convert("RGB")
-    except Exception as error:  # a broken file makes the decoders raise nearly anything
-        what = f"{row} " if isinstance(row, str | Path) else ""
-        raise RowError(index, f"{what}cannot be read as an image ({error}): mend or remove it") from None
 
 
 def _none(rows: Sequence[Any] | np.ndarray) -> Encoder:

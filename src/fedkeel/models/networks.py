@@ -18,7 +18,8 @@ from torch.nn.functional import max_pool2d, relu
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
-from fedkeel.models.encoders import BATCH, Encoder, Model, RowError, open_image
+from fedkeel.data.images import RowError, open_image
+from fedkeel.models.encoders import BATCH, Encoder, Model
 
 IMAGENET_SIDE = 224
 

@@ -15,7 +15,8 @@ from PIL import Image
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
 from fedkeel.data.files import digest, file_sha256, folder_or_id
-from fedkeel.models.encoders import BATCH, Encoder, Model, Pooling, open_image
+from fedkeel.data.images import open_image
+from fedkeel.models.encoders import BATCH, Encoder, Model, Pooling
 
 MINILM_TOKENS = 256
 MINILM_TRANSFORM = f"{MINILM_TOKENS} tokens, mean pooling, unit length"

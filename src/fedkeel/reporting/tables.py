@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
-from fedkeel.data.settings import Partition, Shift
+from fedkeel.data.shifts import Shift
+from fedkeel.data.splits.base import SPLITS, Split
 from fedkeel.metrics.convergence import acc95_round, retained
 from fedkeel.runs.events import Record
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 IID = "iid"
 NOTHING = "–"
-# These decide who holds which row; an IID split ignores them, so an IID twin may differ in them.
-SPLIT_SETTINGS = {"kind", "classes_per_client", "alpha", "p", "exponent"}
+# What all splits have. The settings of a kind of its own decide who holds which row, and an IID twin has none of them.
+SPLIT_SETTINGS = frozenset(Split.model_fields) - {"kind"}
 # These change no result: runs that differ only here are the same experiment.
 IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift"}
 MEASURES = (
@@ -336,12 +337,18 @@ def _settings(record: Record, *sections: str) -> dict[str, Any]:
 
 
 def _split(record: Record) -> dict[str, Any]:
-    drop = SPLIT_SETTINGS if record.partition == IID else {"kind"}
-    return {k: v for k, v in _settings(record, "partition").items() if k.removeprefix("partition.") not in drop}
+    if record.partition == IID:
+        return _in_all_splits(record)
+    return {k: v for k, v in _settings(record, "partition").items() if k != "partition.kind"}
+
+
+def _in_all_splits(record: Record) -> dict[str, Any]:
+    settings = _settings(record, "partition")
+    return {k: v for k, v in settings.items() if k.removeprefix("partition.") in SPLIT_SETTINGS}
 
 
 def _twin_key(record: Record, **changed: Any) -> tuple[int, str]:
-    shared = {k: v for k, v in _settings(record, "partition").items() if k.split(".")[1] not in SPLIT_SETTINGS}
+    shared = _in_all_splits(record)
     around = _settings(record, "data", "shift", "method", "run")
     around |= {f"method.{key}": value for key, value in changed.items()}
     return record.seed, json.dumps([around, shared], sort_keys=True)
@@ -364,7 +371,7 @@ def _partition_labels(records: Sequence[Record]) -> list[str]:
     labels = []
     for k, record in enumerate(records):
         same = [splits[j] for j, other in enumerate(records) if other.partition == record.partition]
-        named = _unusual(_differing(splits[k], same), same, _defaults("partition", Partition))
+        named = _unusual(_differing(splits[k], same), same, _split_defaults(record.partition))
         shifted = _unusual(_differing(shifts[k], shifts), shifts, _defaults("shift", Shift))
         labels.append(_label(record.partition, {**named, **shifted}))
     return labels
@@ -396,6 +403,10 @@ def _method_defaults(name: str) -> dict[str, Any]:
     from fedkeel.core.method import METHODS
 
     return _defaults("method", METHODS[name]) if name in METHODS else {}
+
+
+def _split_defaults(kind: str) -> dict[str, Any]:
+    return _defaults("partition", SPLITS[kind]) if kind in SPLITS else {}
 
 
 def _defaults(section: str, model: type[BaseModel]) -> dict[str, Any]:

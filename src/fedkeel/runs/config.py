@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import METHODS, from_settings, settings
-from fedkeel.core.settings import Section
-from fedkeel.data.settings import Data, Partition, Shift
+from fedkeel.core.settings import Open, Section
+from fedkeel.data.shifts import Shift
+from fedkeel.data.sources.base import SOURCES, Source
+from fedkeel.data.splits.base import SPLITS, Split
 from fedkeel.metrics.drift import measurable
 
 DEFAULT_METHOD = "ova-lp"
+OPEN: dict[str, type[Open]] = {"data": Source, "partition": Split}
+"""Sections that have settings of the source or the kind of split they name."""
 Model = TypeVar("Model", bound=BaseModel)
 Said = dict[str, Any]
 """Sections with some of their keys."""
@@ -53,9 +57,9 @@ class Report(Section):
 class Experiment(Section):
     """Everything a run depends on. ``method`` is open here: the named method's own model checks it."""
 
-    data: Data = Data()
+    data: SerializeAsAny[Source] = Field(default_factory=Source.of)
     shift: Shift = Shift()
-    partition: Partition = Partition()
+    partition: SerializeAsAny[Split] = Field(default_factory=Split.of)
     method: dict[str, Any] = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
     run: Run = Run()
     report: Report = Report()
@@ -79,9 +83,10 @@ class Experiment(Section):
         return build(nested(changes), base=self.said(), where="--set") if changes else self
 
     def said(self) -> Said:
-        """All sections, the method's without what is its default: another method has defaults of its own."""
+        """All sections, without the defaults of what has a name: what is named instead has defaults of its own."""
         own = from_settings(self.method).model_dump(exclude_defaults=True)
-        return {**self.model_dump(), "method": {"name": self.method["name"], **own}}
+        named = {"data": self.data.said(), "partition": self.partition.said()}
+        return {**self.model_dump(), **named, "method": {"name": self.method["name"], **own}}
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Experiment:
@@ -136,7 +141,10 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
 
 
 def laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Said:
-    """Sections laid over others, key by key; a change of method drops the settings that only the old one has."""
+    """Sections laid over others, key by key.
+
+    Another method, source or kind of split drops the settings that only the old one has.
+    """
     return {**base, **{name: _laid_over(name, base.get(name) or {}, values) for name, values in changes.items()}}
 
 
@@ -146,19 +154,26 @@ def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str
             raise unknown("key", section, _keys())
         example = next(key for key in _keys() if key.startswith(f"{section}."))
         raise FedkeelError(f"{section} is a section: set one of its keys, e.g. {example}")
-    if section == "method" and values.get("name", before.get("name")) != before.get("name"):
-        names = str(before.get("name", DEFAULT_METHOD)), str(values["name"])
-        old, new = (METHODS[name].model_fields for name in names)
+    if section in OPEN or section == "method":
+        old, new = _fields(section, before), _fields(section, {**before, **values})
         before = {key: value for key, value in before.items() if key in new or key not in old}  # drop the old one's own
     return {**before, **values}
 
 
+def _fields(section: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the method, source or kind of split that is named."""
+    if section in OPEN:
+        return OPEN[section].named(settings).model_fields
+    return METHODS[str(settings.get("name", DEFAULT_METHOD))].model_fields
+
+
 def _keys() -> list[str]:
     """Every dotted key outside of a method's own."""
-    sections: dict[str, type[Section]] = {"data": Data, "shift": Shift, "partition": Partition}
-    sections |= {"run": Run, "report": Report}
-    own = ["method.name", "method.rounds", "method.participation"]
-    return own + [f"{name}.{key}" for name, model in sections.items() for key in model.model_fields]
+    sections: dict[str, Iterable[type[Section]]] = {"data": SOURCES.values(), "shift": [Shift]}
+    sections |= {"partition": SPLITS.values(), "run": [Run], "report": [Report]}
+    found = ["method.name", "method.rounds", "method.participation"]
+    found += [f"{name}.{key}" for name, models in sections.items() for model in models for key in model.model_fields]
+    return list(dict.fromkeys(found))
 
 
 def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
@@ -170,11 +185,23 @@ def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: s
         key = prefix + ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = [f"{prefix}{field}" for field in model.model_fields] if prefix else _keys()
-            raise FedkeelError(f"{where}: {unknown('key', key, known)}") from None
+            raise FedkeelError(f"{where}: {_elsewhere(key, values) or unknown('key', key, known)}") from None
         wrong = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of keys that do not go together
             raise FedkeelError(f"{where}: {wrong}") from None
         raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
+
+
+def _elsewhere(key: str, sections: Mapping[str, Any]) -> str | None:
+    """What to say of a setting that the source or the kind of split in use does not have, if others have it."""
+    section, _, name = key.partition(".")
+    if section not in OPEN:
+        return None
+    base = OPEN[section]
+    having = [repr(one) for one, model in sorted(base.registry.items()) if name in model.model_fields]
+    got = sections[section].get(base.naming, base.usual)
+    told = f"{key} goes with {section}.{base.naming} = {', '.join(having)} only, not with {got!r}; leave it out"
+    return told if having else None
 
 
 def assignment(text: str) -> tuple[str, Any]:

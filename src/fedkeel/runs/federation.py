@@ -13,8 +13,8 @@ from fedkeel.core.roster import Enrolment
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.partition import Manifest, split
 from fedkeel.data.shifts import flipped, long_tail, noisy_labels
 from fedkeel.engines.sites import Owned, Sites
 from fedkeel.engines.store import Store

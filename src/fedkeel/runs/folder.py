@@ -6,10 +6,12 @@ from pathlib import Path
 
 from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data.partition import Manifest
+from fedkeel.data.manifest import Manifest
 from fedkeel.runs.config import Experiment, load
 
 CONFIG, MANIFEST = "config.toml", "manifest.json"
+NAMES = ("source", "kind", "name")
+"""The settings on which it depends what others there are."""
 
 
 def label(experiment: Experiment) -> str:
@@ -58,9 +60,10 @@ def begin(folder: Path, experiment: Experiment, manifest: Manifest) -> None:
 
 
 def _difference(before: Experiment, now: Experiment) -> str:
+    """The first setting that is another; what a section names comes before what goes with it."""
     old, new = before.model_dump(), now.model_dump()
     for section, values in old.items():
-        for key in sorted(values.keys() | new[section].keys()):
+        for key in sorted(values.keys() | new[section].keys(), key=lambda key: (key not in NAMES, key)):
             there, here = values.get(key), new[section].get(key)
             if there != here:
                 return f"{section}.{key} ({there!r} there, {here!r} now)"

@@ -18,7 +18,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, State, from_settings, settings
 from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.runs.opening import open_new
 
@@ -74,8 +74,9 @@ class Model:
         return int(self.data["dim"])
 
     @property
-    def settings(self) -> Data:
-        return Data(**{key: value for key, value in self.data.items() if key in Data.model_fields})
+    def settings(self) -> Source:
+        own = Source.named(self.data).model_fields
+        return Source.of(**{key: value for key, value in self.data.items() if key in own})
 
     def encoder(self, rows: Sequence[Any] | np.ndarray) -> Encoder:
         encoder = open_named(self.data["encoder"], self.settings.pooling, self.kind, rows, "the input")

@@ -17,7 +17,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.rows import Rows
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.transformer.base import Tuned, tokens_of
 from fedkeel.models.backbone import Backbone, Inputs
@@ -50,7 +50,7 @@ class Trained(Protocol):
     @property
     def class_names(self) -> tuple[str, ...]: ...
     @property
-    def settings(self) -> Data: ...
+    def settings(self) -> Source: ...
     @property
     def dim(self) -> int: ...
 
@@ -60,12 +60,12 @@ def same_rows(one: Method, other: Method) -> bool:
     return one.reads == other.reads
 
 
-def preparation(method: Method, data: Data) -> Preparation:
+def preparation(method: Method, data: Source) -> Preparation:
     """What is done to features before a head sees them: nothing where a method makes its own."""
     return data.features if method.reads == "features" else "raw"
 
 
-def open_rows(data: Data, dataset: Dataset, method: Method, watch: Watch) -> Opened:
+def open_rows(data: Source, dataset: Dataset, method: Method, watch: Watch) -> Opened:
     if method.reads == "inputs":
         return as_inputs(data, dataset, method)
     if isinstance(method, DualTuned):
@@ -76,7 +76,7 @@ def open_rows(data: Data, dataset: Dataset, method: Method, watch: Watch) -> Ope
     return Opened(train, test, made.encoder, made.weights, made.transform)
 
 
-def _must_be_trained(data: Data, dataset: Dataset) -> None:
+def _must_be_trained(data: Source, dataset: Dataset) -> None:
     """A head on features that nobody ever trained learns nothing worth having, unless that was asked for."""
     if (name := encoder_name(data, dataset)) in NETWORKS:
         raise FedkeelError(
@@ -85,7 +85,7 @@ def _must_be_trained(data: Data, dataset: Dataset) -> None:
         )
 
 
-def as_inputs(data: Data, dataset: Dataset, method: Method) -> Opened:
+def as_inputs(data: Source, dataset: Dataset, method: Method) -> Opened:
     """The rows themselves, for a method that encodes them in every step."""
     backbone = Backbone.of(open_encoder(data, dataset, trains=True))
     if isinstance(method, Tuned):
@@ -94,7 +94,7 @@ def as_inputs(data: Data, dataset: Dataset, method: Method) -> Opened:
     return Opened(train, test, backbone.encoder, backbone.weights, backbone.transform)
 
 
-def _as_items(data: Data, dataset: Dataset, method: DualTuned, watch: Watch) -> Opened:
+def _as_items(data: Source, dataset: Dataset, method: DualTuned, watch: Watch) -> Opened:
     """The items of a dual encoder, with all that the method needs of them."""
     name = encoder_name(data, dataset)
     dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)

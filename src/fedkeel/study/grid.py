@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedkeel.core.atomic import safe_name
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS
-from fedkeel.data.partition import known
-from fedkeel.reporting.tables import IID
+from fedkeel.data.ownership import IID
+from fedkeel.data.splits.base import SPLITS, Split
 from fedkeel.runs.config import Experiment, Said, build, laid, nested, value_of
 
 
@@ -76,8 +78,8 @@ def cells(
 ) -> list[Cell]:
     """The cells of a grid in the order in which they run: the IID ones first, the others are set against them.
 
-    A setting that only some of the methods have goes to those. ``vary`` adds an axis: each of its keys takes each of
-    its values. On the IID partition the keys in ``iid`` keep the values given there.
+    A setting that only some of the methods or of the partitions have goes to those. ``vary`` adds an axis: each of its
+    keys takes each of its values. On the IID partition the keys in ``iid`` keep the values given there.
     """
     for what, given in (("methods", methods), ("partitions", partitions), ("seeds", seeds)):
         if not given:
@@ -85,26 +87,45 @@ def cells(
     axes = [[(key, value) for value in values] for key, values in (vary or {}).items()]
     splits = sorted(map(Variant.parse, partitions), key=lambda split: split.name != IID)
     variants = [Variant.parse(text) for text in methods]
-    fields = {key for variant in variants for key in METHODS[variant.name].model_fields}
     found: dict[str, Cell] = {}
     for along in product(*axes):
         for split, method, seed in product(splits, variants, seeds):
-            point = {**dict(along), **(iid or {})} if split.name == IID else dict(along)
-            own = METHODS[method.name].model_fields
-            shared = {
-                key: value for key, value in (base.get("method") or {}).items() if key in own or key not in fields
+            alien = {
+                "method": _of_others(METHODS, variants, method),
+                "partition": _of_others(SPLITS, splits, split),
             }
-            cell = Cell(_experiment({**base, "method": shared}, method, split, point, seed), method, split, point)
+            own = {
+                name: {key: value for key, value in (base.get(name) or {}).items() if key not in keys}
+                for name, keys in alien.items()
+            }
+            point = {**dict(along), **(iid or {})} if split.name == IID else dict(along)
+            dotted = {f"{name}.{key}" for name, keys in alien.items() for key in keys}
+            point = {key: value for key, value in point.items() if key not in dotted}
+            cell = Cell(_experiment({**base, **own}, method, split, point, seed), method, split, point)
             found.setdefault(cell.label, cell)
     return list(found.values())
 
 
+def shared(base: Said) -> Said:
+    """What all cells of a grid have: without the method, and without what only some kinds of split have."""
+    some = {key for kind in SPLITS.values() for key in kind.model_fields} - Split.model_fields.keys()
+    split = base.get("partition", {})
+    if isinstance(split, Mapping):
+        split = {key: value for key, value in split.items() if key not in some}
+    return {**base, "method": {}, "partition": split}
+
+
+def _of_others(known: Mapping[str, type[BaseModel]], all: Sequence[Variant], one: Variant) -> set[str]:
+    """The settings that others of the grid have, and this one does not."""
+    return {key for other in all for key in known[other.name].model_fields} - known[one.name].model_fields.keys()
+
+
 def _experiment(base: Said, method: Variant, split: Variant, point: Mapping[str, Any], seed: int) -> Experiment:
     """Laid over one after the other, so that a mistake is told with where it was made."""
-    sections = dict(base)
+    sections = laid(base, {"partition": {"kind": split.name, **split.settings}})
+    build({}, base=sections | {"method": {}}, where=f"partition {split}")
     for changes, where in (
         ({"method": {"name": method.name, **method.settings}}, f"method {method}"),
-        ({"partition": {"kind": known(split.name), **split.settings}}, f"partition {split}"),
         (nested(point), "axis"),
         ({"run": {"seed": seed}}, "seeds"),
     ):

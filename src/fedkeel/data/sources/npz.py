@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,66 @@ import numpy as np
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
-from fedkeel.data.settings import Data
+from fedkeel.data.sources.base import Source, register
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""
 NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
+
+
+@register(
+    {"npz:FILE": "features or images: arrays x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
+)
+class Npz(Source):
+    def read(self, notice: Callable[[str], None]) -> Dataset:
+        """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
+        path = self.path
+        arrays = read_npz(path)
+        tested = "x_test" in arrays or "y_test" in arrays
+        for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
+            if name not in arrays:
+                raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
+        for name in ("client_test", "attribute_test"):
+            if name in arrays and not tested:
+                raise FedkeelError(f"{path} has {name} but no x_test: remove it or add x_test and y_test")
+        if "attribute_test" in arrays and "attribute" not in arrays:
+            raise FedkeelError(f"{path} has attribute_test but no attribute: add it")
+        for name, rows in ((name, "x_test" if name.endswith("_test") else "x") for name in PER_ROW):
+            if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
+                raise FedkeelError(
+                    f"{path} array {name} has shape {arrays[name].shape}: "
+                    f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
+                )
+        kind, train = npz_rows(path, "x", arrays["x"], arrays.get("client"))
+        test = train[:0]
+        if tested:
+            test_kind, test = npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
+            if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
+                raise FedkeelError(
+                    f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
+                )
+        labels, class_names = npz_labels(path, arrays)
+        dataset = Dataset(
+            name=self.source,
+            kind=kind,
+            train=train,
+            train_labels=labels[: len(train)],
+            test=test,
+            test_labels=labels[len(train) :],
+            class_names=class_names,
+            fingerprint=file_sha256(path),
+            encoder="none" if kind == "features" else "efficientnet-lite0",
+            train_client=arrays["client"].astype(str) if "client" in arrays else None,
+            test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
+        )
+        if "superclasses" in arrays:
+            if arrays["superclasses"].shape != (dataset.classes,):
+                raise FedkeelError(
+                    f"{path} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each "
+                    f"of the {dataset.classes} classes, in the order of {', '.join(class_names[:3])}, ..."
+                )
+            dataset = with_superclasses(dataset, [str(name) for name in arrays["superclasses"]])
+        return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -75,56 +131,6 @@ def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None 
         f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features) "
         f"or images (rows, height, width, 1 or 3) of uint8 or of float in [0, 1]"
     )
-
-
-def load_npz(path: Path, data: Data) -> Dataset:
-    """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
-    arrays = read_npz(path)
-    tested = "x_test" in arrays or "y_test" in arrays
-    for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
-        if name not in arrays:
-            raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
-    for name in ("client_test", "attribute_test"):
-        if name in arrays and not tested:
-            raise FedkeelError(f"{path} has {name} but no x_test: remove it or add x_test and y_test")
-    if "attribute_test" in arrays and "attribute" not in arrays:
-        raise FedkeelError(f"{path} has attribute_test but no attribute: add it")
-    for name, rows in ((name, "x_test" if name.endswith("_test") else "x") for name in PER_ROW):
-        if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
-            raise FedkeelError(
-                f"{path} array {name} has shape {arrays[name].shape}: "
-                f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
-            )
-    kind, train = npz_rows(path, "x", arrays["x"], arrays.get("client"))
-    test = train[:0]
-    if tested:
-        test_kind, test = npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
-        if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
-            raise FedkeelError(
-                f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
-            )
-    labels, class_names = npz_labels(path, arrays)
-    dataset = Dataset(
-        name=data.source,
-        kind=kind,
-        train=train,
-        train_labels=labels[: len(train)],
-        test=test,
-        test_labels=labels[len(train) :],
-        class_names=class_names,
-        fingerprint=file_sha256(path),
-        encoder="none" if kind == "features" else "efficientnet-lite0",
-        train_client=arrays["client"].astype(str) if "client" in arrays else None,
-        test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
-    )
-    if "superclasses" in arrays:
-        if arrays["superclasses"].shape != (dataset.classes,):
-            raise FedkeelError(
-                f"{path} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each of "
-                f"the {dataset.classes} classes, in the order of {', '.join(class_names[:3])}, ..."
-            )
-        dataset = with_superclasses(dataset, [str(name) for name in arrays["superclasses"]])
-    return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
 
 
 def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -1,24 +1,31 @@
-"""Digits of five domains, one client each, and coloured digits: a pack that is read whole or refused."""
+"""Digits of five domains, one client each: a pack that is read whole or refused."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.files import file_sha256
+from fedkeel.data.sources.base import EMBEDDED, Source, register
 
-PACK = Path(__file__).parent / "embedded" / "digits5.npz"
+PACK = EMBEDDED / "digits5.npz"
 DOMAINS = ("fonts", "mfeat", "mnist", "mnist-photos", "optdigits")
 """As ``partition.kind = "column"`` orders them."""
 SIDE = 28
-COLOURS = ("green", "red")
-CHANNEL = (1, 0)
-"""The channel of each colour."""
+
+
+@register({"digits5": "5,000 + 2,500 digits of 28 x 28 pixels from five domains, one client each; comes with fedkeel"})
+class Digits5(Source):
+    source: str = "digits5"
+
+    def read(self, notice: Callable[[str], None]) -> Dataset:
+        return load_digits5()
 
 
 def read_pack(path: Path = PACK) -> dict[str, np.ndarray]:
@@ -69,39 +76,4 @@ def load_digits5(path: Path = PACK) -> Dataset:
         encoder="pixels",
         train_client=train_client,
         test_client=test_client,
-    )
-
-
-def load_coloured_digits(path: Path = PACK) -> Dataset:
-    """The MNIST rows of the pack, below five or not; of each digit every other row is red, the others are green.
-
-    The colour is the attribute. Here it says nothing about the class; ``partition.kind = "spurious"`` deals the rows
-    out so that for each client it does.
-    """
-    arrays = read_pack(path)
-
-    def part(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        grey, digit = arrays[f"mnist/{name}"], arrays[f"mnist/{name}/labels"].astype(np.int64)
-        colour = np.zeros(len(digit), dtype=np.int64)
-        for value in range(10):
-            colour[np.flatnonzero(digit == value)[::2]] = COLOURS.index("red")
-        images = np.zeros((*grey.shape, 3), dtype=np.uint8)
-        images[np.arange(len(grey)), :, :, np.array(CHANNEL)[colour]] = grey
-        return images, (digit >= 5).astype(np.int64), colour
-
-    train, train_labels, train_colour = part("train")
-    test, test_labels, test_colour = part("test")
-    return Dataset(
-        name="coloured-digits",
-        kind="images",
-        train=train,
-        train_labels=train_labels,
-        test=test,
-        test_labels=test_labels,
-        class_names=("below five", "five or more"),
-        fingerprint=digest([file_sha256(path), "coloured"]),
-        encoder="pixels",
-        train_attribute=train_colour,
-        test_attribute=test_colour,
-        attribute_names=COLOURS,
     )

@@ -1,0 +1,25 @@
+"""Shares and whole numbers of rows: what splits and samples are dealt by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def largest_remainder(quotas: np.ndarray) -> np.ndarray:
+    """Whole numbers next to ``quotas`` with the same (whole) sum: round down, then up where most was lost."""
+    sizes: np.ndarray = np.floor(quotas).astype(np.int64)
+    missing = round(float(quotas.sum())) - int(sizes.sum())
+    sizes[np.argsort(sizes - quotas, kind="stable")[:missing]] += 1
+    return sizes
+
+
+def dirichlet_shares(rng: np.random.Generator, alpha: float, parts: int) -> np.ndarray:
+    """One draw of Dir(alpha, .., alpha). Where floating point fails, the limit of that alpha: one-hot or even."""
+    shares: np.ndarray = rng.dirichlet(np.full(parts, alpha))
+    if abs(shares.sum() - 1) < 1e-6:  # false for NaN as well
+        return shares
+    if alpha >= 1:
+        return np.full(parts, 1 / parts)
+    shares = np.zeros(parts)
+    shares[rng.integers(parts)] = 1
+    return shares

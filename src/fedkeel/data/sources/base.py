@@ -1,0 +1,115 @@
+"""What every source of rows has: the settings they share, and the function that reads the rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from fedkeel.core.errors import FedkeelError
+from fedkeel.core.registry import Registry
+from fedkeel.core.settings import Open
+from fedkeel.data.dataset import Dataset
+
+SOURCES: Registry[Source] = Registry("source", "fedkeel.data.sources")
+EMBEDDED = Path(__file__).parents[1] / "embedded"
+"""Packs that come with fedkeel."""
+TEXT = "text"
+"""What the column of texts is called, unless the user says otherwise."""
+
+
+class Source(Open):
+    """Base of all sources. A source gives ``read``."""
+
+    registry: ClassVar[Registry[Any]] = SOURCES
+    naming: ClassVar[str] = "source"
+    usual: ClassVar[str] = "newsgroups20"
+    spellings: ClassVar[Mapping[str, str]]
+    """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
+
+    source: str
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    encoder: str = "auto"
+    """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
+    pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
+    """which output of an hf: encoder is the feature"""
+    features: Literal["centred", "l2", "raw"] = "centred"
+    """centred: minus the federation's mean, then unit length; l2: unit length; raw: as encoded"""
+    dtype: Literal["float16", "float32"] = "float16"
+    """how the cache stores features"""
+    limit: int | None = Field(None, ge=1)
+    """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
+    holdout: float = Field(0.2, gt=0, lt=1)
+    """share of rows kept for testing where the source brings no test rows"""
+    cache: str | None = None
+    """folder of the feature cache; by default the user's cache folder"""
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Self:
+        name, _, rest = self.source.partition(":")
+        if not rest and name not in self.spellings:
+            raise FedkeelError(f"source {self.source!r} needs to say which: {next(iter(self.spellings))}")
+        if rest and not any(":" in spelling for spelling in self.spellings):
+            raise FedkeelError(f"source {self.source!r}: {name} takes nothing after it")
+        return self
+
+    @property
+    def reference(self) -> str:
+        """What stands after the colon."""
+        return self.source.partition(":")[2]
+
+    @property
+    def path(self) -> Path:
+        """The file or folder that stands after the colon."""
+        return Path(self.reference).expanduser()
+
+    def read(self, notice: Callable[[str], None]) -> Dataset:
+        """All rows, as far as the source is whole; ``notice`` is told what takes long."""
+        raise NotImplementedError
+
+
+class Texts(Source):
+    """A source that may hold texts."""
+
+    text_column: str = TEXT
+    """the column of texts, in the source and in a CSV file of new rows to predict"""
+
+
+class Columns(Texts):
+    """A source whose columns have names."""
+
+    label_column: str = "label"
+    client_column: str = "client"
+    attribute_column: str = "attribute"
+    """what else is known of a row, for partition.kind = spurious"""
+    superclass_column: str = "superclass"
+    """the group that a row's class belongs to, for partition.kind = pachinko"""
+
+    def chosen(self, key: str) -> bool:
+        """Whether the user named this column: then it must exist."""
+        return bool(getattr(self, key) != Columns.model_fields[key].default)
+
+
+def cache_folder(data: Source) -> Path:
+    """Where features and fetched sources are kept: data.cache, else FEDKEEL_CACHE, else the user's cache folder."""
+    chosen = data.cache or os.environ.get("FEDKEEL_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedkeel"
+
+
+Kind = TypeVar("Kind", bound=Source)
+
+
+def register(spellings: Mapping[str, str]) -> Callable[[type[Kind]], type[Kind]]:
+    """Class decorator that makes a source known by what stands before the colon in its spellings."""
+
+    def keep(cls: type[Kind]) -> type[Kind]:
+        cls.spellings = spellings
+        SOURCES[next(iter(spellings)).partition(":")[0]] = cls
+        return cls
+
+    return keep

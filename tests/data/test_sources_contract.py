@@ -1,0 +1,113 @@
+"""What every source promises, checked for all that are registered: a new file is tested by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedkeel.core.errors import FedkeelError
+from fedkeel.data.loading import load
+from fedkeel.data.sources import cifar10
+from fedkeel.data.sources.base import EMBEDDED, SOURCES, Source
+from fedkeel.data.sources.newsgroups20 import TRANSFORM
+from fedkeel.models.transformers_encoder import MINILM_TRANSFORM
+from fedkeel.runs.config import build
+from fedkeel.runs.config import load as load_config
+
+ROWS = 24
+LABELS = [("even", "odd")[k % 2] for k in range(ROWS)]
+
+
+def small_npz(folder: Path) -> str:
+    np.savez(folder / "rows.npz", x=np.arange(ROWS * 2.0).reshape(ROWS, 2), y=np.array(LABELS))
+    return f"npz:{folder / 'rows.npz'}"
+
+
+def small_csv(folder: Path) -> str:
+    lines = [f"row number {k},{label}" for k, label in enumerate(LABELS)]
+    (folder / "rows.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return f"csv:{folder / 'rows.csv'}"
+
+
+def small_images(folder: Path) -> str:
+    for k, label in enumerate(LABELS):
+        (folder / "images" / label).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), 10 * k).save(folder / "images" / label / f"{k:02}.png")
+    return f"images:{folder / 'images'}"
+
+
+def small_hf(folder: Path) -> str:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": [f"row {k}" for k in range(ROWS)], "label": LABELS}).save_to_disk(folder / "hf")
+    return f"hf:{folder / 'hf'}"
+
+
+def small_cifar10(folder: Path) -> str:
+    """All rows of a file are alike, of the ten classes in turn."""
+    for number, name in enumerate(cifar10.FILES):
+        rows = np.full((cifar10.ROWS, cifar10.ROW_BYTES), number, dtype=np.uint8)
+        rows[:, 0] = np.arange(cifar10.ROWS) % 10
+        (folder / name).write_bytes(rows.tobytes())
+    return f"cifar10:{folder}"
+
+
+SMALL: dict[str, Callable[[Path], str]] = {
+    "newsgroups20": lambda folder: "newsgroups20",
+    "digits": lambda folder: "digits",
+    "digits5": lambda folder: "digits5",
+    "coloured-digits": lambda folder: "coloured-digits",
+    "cifar10": small_cifar10,
+    "npz": small_npz,
+    "csv": small_csv,
+    "images": small_images,
+    "hf": small_hf,
+}
+"""How to get a small one of each without a network: the value of data.source, after its files were made."""
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_it_gives_whole_rows_and_the_same_ones_again(name: str, tmp_path: Path) -> None:
+    assert name in SMALL, f"the source {name} has no small example: add one to SMALL in {Path(__file__).name}"
+    config = Source.of(source=SMALL[name](tmp_path))
+    assert type(config) is SOURCES[name]
+    dataset = load(config)
+    for rows, labels in ((dataset.train, dataset.train_labels), (dataset.test, dataset.test_labels)):
+        assert len(rows) == len(labels) > 0
+        assert labels.dtype == np.int64
+        assert 0 <= labels.min() <= labels.max() < dataset.classes
+    assert dataset.classes > 1
+    assert dataset.encoder
+    few = load(config.model_copy(update={"limit": 2 * dataset.classes}))
+    assert len(few.train) == len(few.train_labels) == 2 * dataset.classes
+    assert len(np.unique(few.train_labels)) == dataset.classes
+    assert load(config).fingerprint == dataset.fingerprint != few.fingerprint
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_it_is_listed_and_its_settings_are_a_section(name: str, tmp_path: Path) -> None:
+    model = SOURCES[name]
+    assert model.spellings
+    for text, about in model.spellings.items():
+        assert text.partition(":")[0] == name
+        assert about
+        assert "\n" not in about
+    one = f"{name}:{tmp_path}" if all(":" in text for text in model.spellings) else name
+    experiment = build({"data": {"source": one}})
+    assert type(experiment.data) is model
+    (tmp_path / "config.toml").write_text(experiment.toml())
+    assert load_config(tmp_path / "config.toml") == experiment
+    if name != one:
+        with pytest.raises(FedkeelError, match=f"needs to say which: {name}:"):
+            build({"data": {"source": name}})
+
+
+def test_what_comes_with_fedkeel_is_there() -> None:
+    assert {path.suffix for path in EMBEDDED.iterdir()} >= {".npz", ".safetensors"}
+
+
+def test_the_features_of_newsgroups20_are_those_of_the_encoder() -> None:
+    assert TRANSFORM == MINILM_TRANSFORM
