@@ -14,8 +14,8 @@ import fedkeel as fk
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.method import METHODS
 from fedkeel.data.partition import known
-from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.run.config import given, load
 from fedkeel.run.events import personalised
 from fedkeel.study.grid import Variant, cells

@@ -28,12 +28,12 @@ from fedkeel.papers import RECIPES as PUBLISHED
 from fedkeel.papers.beside import section
 from fedkeel.papers.beside import text as beside_text
 from fedkeel.papers.figures import FIGURES
+from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personal_model, with_settings
 from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.strategy import STRATEGIES
 from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
-from fedkeel.reporting.measures import Ran
 from fedkeel.reporting.tables import as_text, iid_twin
 from fedkeel.result import Result
 from fedkeel.run import events

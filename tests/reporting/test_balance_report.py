@@ -14,12 +14,12 @@ from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F
 from test_report import Page
 
 import fedkeel as fk
-from fedkeel.metrics.balance import balancedness
-from fedkeel.metrics.personal import Personal
 from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel
+from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import balance, balance_plots, html, personal, plots
+from fedkeel.reporting.balance_numbers import balancedness
 from fedkeel.reporting.balance_plots import Served
-from fedkeel.reporting.measures import METRICS, Ran
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import groups
 from fedkeel.run.events import Record

@@ -14,9 +14,9 @@ from test_report import Page
 import fedkeel as fk
 from fedkeel.papers import PAPERS, RECIPES, beside, ova_lp
 from fedkeel.papers.claims import Claim, Source
+from fedkeel.papers.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.papers.ova_lp import IID, NON_IID
 from fedkeel.reporting import html, plots, tables
-from fedkeel.reporting.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.run.events import Record
 from fedkeel.study.grid import Cell, Variant
 

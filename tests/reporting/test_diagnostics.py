@@ -11,6 +11,7 @@ import pytest
 from test_browser import write_run
 
 import fedkeel as fk
+from fedkeel.metrics.features import common_mean
 from fedkeel.reporting import diagnostics, html, plots, tables
 from fedkeel.run.events import Log, Record, read
 
@@ -101,7 +102,7 @@ def test_runs_that_measured_drift_are_no_experiment_of_their_own(tmp_path: Path)
     [(0.51, "l2", True), (0.9, "raw", True), (0.9, "centred", False), (0.5, "l2", False), (None, "raw", False)],
 )
 def test_a_common_mean_that_is_left_in_is_warned_of(energy: float | None, features: str, warns: bool) -> None:
-    text = diagnostics.common_mean(energy, "my rows", features)
+    text = common_mean(energy, "my rows", features)
     assert bool(text) == warns
     if text:
         assert f"{100 * (energy or 0):.0f} % of the energy of the features of my rows" in text
@@ -120,6 +121,6 @@ def test_the_warning_is_said_at_the_start_and_on_the_page(tmp_path: Path) -> Non
         assert geometry["ratio"] == pytest.approx(geometry["intra"] / geometry["inter"])
     (warning,) = said
     data = read(tmp_path / "l2").start["data"]
-    assert warning == diagnostics.common_mean(data["mean_energy"], "digits", "l2")
+    assert warning == common_mean(data["mean_energy"], "digits", "l2")
     assert escape(warning) in (tmp_path / "l2" / "report.html").read_text()
     assert "common mean</strong>" not in (tmp_path / "centred" / "report.html").read_text()

@@ -15,8 +15,8 @@ from test_report import Page
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
+from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import html, personal, personal_plots, plots, sweeps, tables, ways
-from fedkeel.reporting.measures import METRICS, Ran
 from fedkeel.run.events import Log, Record, read
 from fedkeel.study.grid import Variant
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+IID = "iid"
+"""The split with random equal shares: what all others are set against."""
+
 
 @dataclass(frozen=True)
 class Ownership:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.papers.claims import Claim, Paper, Source
+from fedkeel.papers.measures import HEADLINE, METRICS, Ran
 from fedkeel.reporting import plots
-from fedkeel.reporting.measures import HEADLINE, METRICS, Ran
 from fedkeel.reporting.tables import NOTHING, format_spread, html_table
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel.papers.claims import Claim, Paper, Setting, Source
 
 METRICS = ("local", "global_incl", "c_std", "worst", "average_lgw")
-"""The columns of Tables 2 and 3, by what they hold: see ``metrics.personal``."""
+"""The columns of Tables 2 and 3, by what they hold: see ``reporting.personal_numbers``."""
 THREE = ("local", "global_incl", "average_lgw")
 """Those of Tables 4, 7 and 8."""
 Row = tuple[float | tuple[float, float], ...]

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from fedkeel.metrics.balance import GROUPS
 from fedkeel.reporting import balance_plots as draw
+from fedkeel.reporting.balance_numbers import GROUPS
 from fedkeel.reporting.balance_plots import Served
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import Group, format_spread, html_table

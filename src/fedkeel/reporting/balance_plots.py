@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.balance import GROUPS, Balance, Moment, Scores
+from fedkeel.reporting.balance_numbers import GROUPS, Balance, Moment, Scores
 from fedkeel.reporting.plots import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Look, Picture, _draw, _legend
 from fedkeel.reporting.tables import Group
 from fedkeel.reporting.ways import mean_and_deviation

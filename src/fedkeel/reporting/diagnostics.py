@@ -15,9 +15,6 @@ from fedkeel.run.events import Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_COMMON = 0.5
-"""A larger share of the features' energy in their mean is worth a warning."""
-
 
 class Measure(NamedTuple):
     """One curve of drift."""
@@ -59,17 +56,6 @@ GEOMETRY_NOTE = (
     "alignment and intra are small as well. The energy in that mean is of the features as encoded: near 0 % is good; "
     "above 50 %, leave the features centred."
 )
-
-
-def common_mean(energy: float | None, source: str, features: str) -> str | None:
-    """What to know about features whose energy is mostly one common mean that is left in; None if there is nothing."""
-    if not energy or energy <= MOST_COMMON or features == "centred":
-        return None
-    return (
-        f"{100 * energy:.0f} % of the energy of the features of {source} is one mean that all rows share, and "
-        f'data.features = "{features}" leaves it in. Heads trained on such features drift apart on clients that hold '
-        'few classes, so the published recipe is expected to fail here. Set data.features = "centred".'
-    )
 
 
 def drift_note(found: Sequence[Group]) -> str:

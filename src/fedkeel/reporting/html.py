@@ -15,9 +15,11 @@ from typing import Any
 import tomli_w
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.data.ownership import IID
+from fedkeel.metrics.features import common_mean
 from fedkeel.reporting import balance, diagnostics, personal, plots
 from fedkeel.reporting.plots import Look, Picture
-from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
+from fedkeel.reporting.tables import Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
 from fedkeel.run.events import Record
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -201,7 +203,7 @@ def _key_figures(rows: Sequence[dict[str, Any]]) -> str:
 
 def _notices(records: Sequence[Record], found: Sequence[Group]) -> Iterable[str]:
     for energy, source, features in sorted({_energy(record) for record in records}):
-        if warning := diagnostics.common_mean(energy, source, features):
+        if warning := common_mean(energy, source, features):
             yield _box("Most of the features is a common mean", warning)
     open_runs = [run for group in found for run in group.runs if run.end is None]
     if open_runs:

@@ -1,6 +1,6 @@
 """Personal models on the page: which model was tested on which data stands beside every number.
 
-The names are those of ``metrics.personal``; columns are those of LP-FT's tables (arXiv 2511.12695), and what its text
+The names are those of ``personal_numbers``; columns are those of LP-FT's tables (arXiv 2511.12695), and what its text
 defines instead has a table of its own.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
 
-from fedkeel.metrics.personal import Personal
 from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.plots import Picture
 from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
 from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways

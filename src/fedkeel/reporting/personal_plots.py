@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.plots import (
     COLOURS,
     FAINT,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.personal_plots import shade
 from fedkeel.reporting.plots import COLOURS, HEIGHT, INK, MUTED, Picture, _draw, _legend
 from fedkeel.reporting.ways import Way, mean_and_deviation

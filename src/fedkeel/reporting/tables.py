@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
+from fedkeel.data.ownership import IID
 from fedkeel.data.settings import Partition, Shift
 from fedkeel.metrics.convergence import acc95_round, retained
 from fedkeel.run.events import Record
@@ -22,7 +23,6 @@ from fedkeel.run.events import Record
 if TYPE_CHECKING:
     from rich.table import Table
 
-IID = "iid"
 NOTHING = "–"
 # These decide who holds which row; an IID split ignores them, so an IID twin may differ in them.
 SPLIT_SETTINGS = {"kind", "classes_per_client", "alpha", "p", "exponent"}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import Group
 from fedkeel.run.events import Record, personalised
 

@@ -24,10 +24,10 @@ from fedkeel.metrics.accuracy import (
     evaluate,
 )
 from fedkeel.metrics.drift import drift, linear_head
+from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.geometry import geometry
 from fedkeel.metrics.towers import Own, balance, on_own, pooled, zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
-from fedkeel.reporting.diagnostics import common_mean
 from fedkeel.run.checkpoint import Journal
 from fedkeel.run.config import Experiment
 from fedkeel.run.events import EVENTS, Log, read

@@ -15,8 +15,8 @@ from typing import Any
 from fedkeel.core.atomic import safe_name
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS
+from fedkeel.data.ownership import IID
 from fedkeel.data.partition import known
-from fedkeel.reporting.tables import IID
 from fedkeel.run.config import Experiment, Said, build, laid, nested, value_of
 
 
