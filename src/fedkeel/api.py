@@ -32,9 +32,10 @@ from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personal_model, with_settings
 from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.strategy import STRATEGIES
+from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
-from fedkeel.reporting.tables import as_text, iid_twin
+from fedkeel.reporting.tables import as_text
 from fedkeel.result import Result
 from fedkeel.run import events
 from fedkeel.run.config import Experiment, build, given, laid

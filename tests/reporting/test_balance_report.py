@@ -16,12 +16,13 @@ from test_report import Page
 import fedkeel as fk
 from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel
 from fedkeel.papers.measures import METRICS, Ran
-from fedkeel.reporting import balance, balance_plots, html, personal, plots
+from fedkeel.reporting import balance, balance_plots, canvas, html, personal
 from fedkeel.reporting.balance_numbers import balancedness
 from fedkeel.reporting.balance_plots import Served
+from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.grouping import groups
 from fedkeel.reporting.personal_numbers import Personal
-from fedkeel.reporting.plots import Look, Picture
-from fedkeel.reporting.tables import groups
+from fedkeel.reporting.plots import Look
 from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
         paint(found[title])
         return "<svg></svg>"
 
-    for module in (plots, balance_plots):
-        monkeypatch.setattr(module, "_draw", paint_only)
+    monkeypatch.setattr(canvas, "draw", paint_only)
     return found
 
 

@@ -12,7 +12,7 @@ from test_browser import write_run
 
 import fedkeel as fk
 from fedkeel.metrics.features import common_mean
-from fedkeel.reporting import diagnostics, html, plots, tables
+from fedkeel.reporting import canvas, diagnostics, grouping, html, plots
 from fedkeel.run.events import Log, Record, read
 
 GEOMETRY = {"alignment": 1.714, "intra": 0.8557, "inter": 0.3016, "ratio": 2.838, "intra_distance": 0.92,
@@ -32,22 +32,22 @@ def measured_run(folder: Path, *args: Any, scale: float = 1.0, drift: bool = Tru
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[plots._Curves]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[plots.Curves]:
     """What is drawn instead of the drawing, which takes most of the time."""
-    seen: list[plots._Curves] = []
+    seen: list[plots.Curves] = []
 
-    class Kept(plots._Curves):
+    class Kept(plots.Curves):
         def paint(self, axes: Any, what: str, over: str) -> None:
             seen.append(self)
             super().paint(axes, what, over)
 
-    monkeypatch.setattr(plots, "_Curves", Kept)
+    monkeypatch.setattr(plots, "Curves", Kept)
     return seen
 
 
-def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[plots._Curves]) -> None:
+def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[plots.Curves]) -> None:
     records = [measured_run(tmp_path / str(seed), seed=seed, rounds=4, scale=1 + seed) for seed in (0, 1)]
-    found = tables.groups(records)
+    found = grouping.groups(records)
     pictures = diagnostics.drift_curves(found, found, plots.Look.of(found))
     assert [picture.title.split(" (")[0] for picture in pictures] == [m.title for m in diagnostics.MEASURES]
     bias, variance, covariance = drawn
@@ -62,7 +62,7 @@ def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[pl
 
 
 def test_the_sections_are_there_when_something_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
     watched = measured_run(tmp_path / "a", rounds=2)
     plain = measured_run(tmp_path / "b", "fedavg", rounds=2, drift=False)
     bare = write_run(tmp_path / "c", "fedavg", "iid", rounds=2)
@@ -76,13 +76,13 @@ def test_the_sections_are_there_when_something_was_measured(tmp_path: Path, monk
     assert "<h2>Feature geometry</h2>" not in html.page([bare])
 
 
-def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn: list[plots._Curves]) -> None:
+def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn: list[plots.Curves]) -> None:
     methods, partitions = ["ova-lp", "fedavg", "fedprox", "scaffold"], ["iid", "shards"]
     records = [
         measured_run(tmp_path / f"{m}{p}", m, p, rounds=2, clients=5, scale=k + 1.0)
         for k, m in enumerate(methods) for p in partitions
     ]  # fmt: skip
-    found = tables.groups(records)
+    found = grouping.groups(records)
     text = html._drift(found, plots.Look.of(found))
     assert text.count("<figure>") == 2 * len(diagnostics.MEASURES)
     assert {curves.groups[0].partition for curves in drawn} == {"iid", "shards"}
@@ -92,7 +92,7 @@ def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn:
 def test_runs_that_measured_drift_are_no_experiment_of_their_own(tmp_path: Path) -> None:
     records = [measured_run(tmp_path / "a", rounds=2), write_run(tmp_path / "b", seed=1, rounds=2)]
     records[0].start["config"]["run"]["drift"] = True
-    (group,) = tables.groups(records)
+    (group,) = grouping.groups(records)
     assert group.method == "ova-lp"
     assert diagnostics.drift_curves([group], [group], plots.Look.of([group]))
 

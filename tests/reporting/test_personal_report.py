@@ -16,7 +16,7 @@ from test_report import Page
 from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
 from fedkeel.papers.measures import METRICS, Ran
-from fedkeel.reporting import html, personal, personal_plots, plots, sweeps, tables, ways
+from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
 from fedkeel.run.events import Log, Record, read
 from fedkeel.study.grid import Variant
 
@@ -76,8 +76,7 @@ def digits_run(folder: Path, seed: int = 0, method: str = "fedavg", partition: s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is told in words and which figures there are: drawing takes most of the time."""
-    for module in (plots, personal_plots, sweeps):
-        monkeypatch.setattr(module, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
 
 
 @pytest.fixture
@@ -186,26 +185,26 @@ def test_what_has_not_ended_is_left_out_and_said(two_seeds: list[Record], undraw
     words = Page(section(html.page(two_seeds[:1]))).text
     assert "soup-ft" not in words
     assert "1 not finished and left out" in words
-    assert ways.waiting(tables.groups(two_seeds)) == 1
+    assert ways.waiting(grouping.groups(two_seeds)) == 1
 
 
 def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
     """Drawn for real: nothing may fail or warn where there is little to show."""
     alone = digits_run(tmp_path / "alone")
     write_personal(alone, "ft", [[0.8]], names=["me"], before=[0.7])
-    text = html._personal(tables.groups([alone]))
+    text = html._personal(grouping.groups([alone]))
     assert tables_of(text)[0][2] == ["ft", "80.00", "80.00", "–", "–", "–"]
     holes = digits_run(tmp_path / "holes")
     on = matrix(0.9, 0.5)
     on[:, 1] = np.nan
     for name in ("ft", "lp-ft"):
         write_personal(holes, name, on[:4], before=[0.7, None, 0.6, 0.5, 0.4])
-    text = html._personal(tables.groups([holes]))
+    text = html._personal(grouping.groups([holes]))
     assert tables_of(text)[0][2][1] == "90.00"
     assert text.count("<svg") == 5, "own, all, scatter and two heat maps"
     nothing = digits_run(tmp_path / "nothing")
     write_personal(nothing, "ft", [[None] * 5] * 5, before=[None] * 5)
-    assert tables_of(html._personal(tables.groups([nothing])))[0][2][1:] == ["–"] * 5
+    assert tables_of(html._personal(grouping.groups([nothing])))[0][2][1:] == ["–"] * 5
 
 
 def test_a_folder_of_personal_models_is_no_run(two_seeds: list[Record], tmp_path: Path) -> None:
@@ -233,11 +232,11 @@ def test_the_terminal_has_the_tabulated_numbers(two_seeds: list[Record]) -> None
 
 
 def way(records: Sequence[Record], label: str) -> ways.Way:
-    return next(found for found in ways.ways(tables.groups(records)) if found.label == label)
+    return next(found for found in ways.ways(grouping.groups(records)) if found.label == label)
 
 
 def test_figures_are_stable_and_name_what_they_show(two_seeds: list[Record]) -> None:
-    made = ways.ways(tables.groups(two_seeds))
+    made = ways.ways(grouping.groups(two_seeds))
     for draw in (personal_plots.at_home, personal_plots.everywhere, personal_plots.distortion):
         picture = draw(made, "")
         assert picture is not None
@@ -261,14 +260,13 @@ def painted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         paint(seen[-1])
         return "<svg></svg>"
 
-    for module in (personal_plots, sweeps):
-        monkeypatch.setattr(module, "_draw", paint_only)
+    monkeypatch.setattr(canvas, "draw", paint_only)
     return seen
 
 
 def test_what_is_painted_is_what_was_measured(two_seeds: list[Record], painted: list[Any]) -> None:
     """Global model at home: BEFORE, from worst to best; everywhere: its mean, 70. FT: 90 at home, 56.8 everywhere."""
-    made = ways.ways(tables.groups(two_seeds))
+    made = ways.ways(grouping.groups(two_seeds))
     personal_plots.at_home(made, "")
     before, ft, _ = (line.get_xdata() for line in painted[-1].lines)
     assert np.allclose(before, [45, 70, 75, 80, 80])
@@ -297,7 +295,7 @@ def test_many_clients_have_no_map_and_the_worst_served_have_a_line(tmp_path: Pat
     run = digits_run(tmp_path / "run")
     names = [f"c{k:02d}" for k in range(61)]
     write_personal(run, "ft", matrix(0.9, 0.5, 61), names=names, before=[k / 61 for k in range(61)])
-    (only,) = ways.ways(tables.groups([run]))
+    (only,) = ways.ways(grouping.groups([run]))
     assert personal_plots.heat_map(only, "") is None
     picture = personal_plots.at_home([only], "")
     assert picture is not None
@@ -311,7 +309,7 @@ def test_too_many_ways_are_drawn_by_the_best_of_each_strategy(tmp_path: Path, un
     for k in range(8):
         write_personal(run, f"ft:lr={0.001 * (k + 1)}", matrix(0.9, 0.5 + 0.01 * (k % 5)))
     write_personal(run, "lp-ft", matrix(0.9, 0.6))
-    made = ways.ways(tables.groups([run]))
+    made = ways.ways(grouping.groups([run]))
     assert [way.label for way in personal._typical(made)] == ["ft, lr=0.005", "lp-ft"]
     assert len(tables_of(section(html.page([run])))[0]) == 1 + 1 + 9, "the table has them all"
 
@@ -335,7 +333,7 @@ def swept(tmp_path: Path) -> list[Record]:
 
 
 def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
-    made = ways.ways(tables.groups(swept))
+    made = ways.ways(grouping.groups(swept))
     panels = sweeps.panels(made)
     assert [(panel.name, panel.key, list(panel.curves)) for panel in panels] == [
         ("ft", "lr", ["0.0001", "0.001"]), ("sparse-ft", None, ["sparse-ft"]),
@@ -350,7 +348,7 @@ def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
 
 def test_curves_begin_at_the_global_model(swept: list[Record], painted: list[Any]) -> None:
     """FT with lr 0.0001: own 0.81, 0.85, 0.95; abroad 0.6 - epochs / 1000, at one client 0.1 less."""
-    sweeps.curves(sweeps.panels(ways.ways(tables.groups(swept)))[0], "")
+    sweeps.curves(sweeps.panels(ways.ways(grouping.groups(swept)))[0], "")
     whole, local = painted[-1].lines[:2]
     assert list(whole.get_xdata()) == [0, 1, 5, 15]
     assert np.allclose(local.get_ydata(), [70, 81, 85, 95])
@@ -364,7 +362,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
     for epochs in (1, 5):
         for more in ("lr=0.1:mu=1", "lr=0.2:mu=1", "lr=0.3:mu=1", "lr=0.1:mu=2"):
             write_personal(run, f"proximal-ft:epochs={epochs}:{more}", matrix(0.8, 0.6))
-    panels = sweeps.panels(ways.ways(tables.groups([run])))
+    panels = sweeps.panels(ways.ways(grouping.groups([run])))
     assert [(panel.key, list(panel.curves)) for panel in panels] == [
         ("lr", ["0.1", "0.2", "0.3"]), ("mu", ["1", "2"]),
     ]  # fmt: skip
@@ -374,7 +372,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
 
 def test_flooding_is_found_and_drawn(swept: list[Record]) -> None:
     """Global of FT at 0.1: own 0.85, abroad 0.59 three times and 0.49: (0.85 + 1.77 + 0.49) / 5 = 62.2 %."""
-    made = ways.ways(tables.groups(swept))
+    made = ways.ways(grouping.groups(swept))
     picture = sweeps.flooding(made, "")
     assert picture is not None
     for text in ("none", "0.1", "0.5", "1", "62", "ft", "lp-ft"):
@@ -393,7 +391,7 @@ def test_sweeps_are_on_the_page(swept: list[Record], undrawn: None) -> None:
 def test_settings_that_were_chosen_are_those_of_the_folder_s_name(tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run")
     write_personal(run, "lp-ft:probe_lr=0.01:batch_norm=frozen:epochs=5", matrix(0.8, 0.6))
-    (made,) = ways.ways(tables.groups([run]))
+    (made,) = ways.ways(grouping.groups([run]))
     assert made.settings == {"probe_lr": 0.01, "batch_norm": "frozen", "epochs": 5}
     assert made.label == "lp-ft, probe_lr=0.01, batch_norm=frozen, epochs=5"
 

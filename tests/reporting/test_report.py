@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_browser import TOPICS, comparison, write_run
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.reporting import html, plots, tables
+from fedkeel.reporting import canvas, grouping, html, plots, tables
 from fedkeel.run.events import Record
 
 
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is told in words: figures take most of the time."""
-    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +144,13 @@ def test_labels_name_the_settings_that_differ_and_no_others(tmp_path: Path) -> N
         write_run(tmp_path / "d", "fedavg", "iid", rounds=1, split={"alpha": 5.0}),
     ]
     records[0].start["config"]["run"]["threads"] = 7
-    assert [(group.method, group.partition) for group in tables.groups(records)] == [
+    assert [(group.method, group.partition) for group in grouping.groups(records)] == [
         ("ova-lp, features=centred", "bernoulli-dirichlet, alpha=0.1"),
         ("ova-lp, stages=1, features=centred", "bernoulli-dirichlet"),
         ("fedavg, features=l2", "bernoulli-dirichlet"),
         ("fedavg, features=centred", "iid"),
     ]
-    assert [group.method for group in tables.groups(records[1:2])] == ["ova-lp"]
+    assert [group.method for group in grouping.groups(records[1:2])] == ["ova-lp"]
 
 
 def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_name(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_n
 
     def labels(*settings: dict[str, float]) -> list[str]:
         runs = [write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", rounds=1, settings=s) for s in settings]
-        return [group.method for group in tables.groups(runs)]
+        return [group.method for group in grouping.groups(runs)]
 
     assert labels({"participation": 0.1}, {"participation": 1.0}) == ["ova-lp, participation=0.1", "ova-lp"]
     assert labels(*({"participation": p} for p in (0.1, 0.4, 1.0))) == [
@@ -169,7 +169,7 @@ def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_n
     noisy = [write_run(tmp_path / f"n{ratio}", rounds=1) for ratio in (0.3, 0.4)]
     for record, ratio in zip(noisy, (0.3, 0.4), strict=True):
         record.start["config"]["shift"] |= {"noise": "symmetric", "noise_ratio": ratio}
-    assert [(group.method, group.partition) for group in tables.groups(noisy)] == [
+    assert [(group.method, group.partition) for group in grouping.groups(noisy)] == [
         ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.3"),
         ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.4"),
     ]
@@ -186,9 +186,9 @@ def test_a_twin_shares_everything_but_the_split(tmp_path: Path) -> None:
         write_run(tmp_path / "clients", partition="iid", rounds=1, clients=10),
         write_run(tmp_path / "held out", partition="iid", rounds=1, split={"test": 0.2}),
     ]
-    assert tables.iid_twin(run, [run, *others]) is None
-    assert tables.iid_twin(run, [run, *others, twin]) is twin
-    assert tables.iid_twin(twin, [twin, *others]) is None
+    assert grouping.iid_twin(run, [run, *others]) is None
+    assert grouping.iid_twin(run, [run, *others, twin]) is twin
+    assert grouping.iid_twin(twin, [twin, *others]) is None
 
 
 def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(t
     some = write_run(tmp_path / "some", rounds=1, settings={"participation": 0.1})
     full = write_run(tmp_path / "full", partition="iid", rounds=1)
     same = write_run(tmp_path / "same", partition="iid", rounds=1, settings={"participation": 0.1})
-    assert tables.iid_twin(some, [some, full]) is full
-    assert tables.iid_twin(some, [some, full, same]) is same
-    assert tables.iid_twin(write_run(tmp_path / "all", rounds=1), [same]) is None
+    assert grouping.iid_twin(some, [some, full]) is full
+    assert grouping.iid_twin(some, [some, full, same]) is same
+    assert grouping.iid_twin(write_run(tmp_path / "all", rounds=1), [same]) is None
 
 
 def test_no_retained_accuracy_beyond_the_rounds_of_the_twin(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_unfinished_runs_stay_out_of_means_or_are_marked(tmp_path: Path) -> None
 def test_a_run_given_twice_counts_once_and_the_page_says_so(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", curve=[0.5, 0.6])
     again = write_run(tmp_path / "b", curve=[0.2], finished=False)
-    (group,) = tables.groups([first, again])
+    (group,) = grouping.groups([first, again])
     assert group.runs == (first,)
-    assert tables.groups([again, first])[0].runs == (first,)
+    assert grouping.groups([again, first])[0].runs == (first,)
     assert "1 run given more than once" in html.page([first, again])
 
 
@@ -291,7 +291,7 @@ def test_the_page_tells_the_whole_story(compared: list[Record], compared_page: s
 
 def test_the_configuration_reads_back(compared: list[Record], compared_page: str) -> None:
     configs = [tomllib.loads(text) for text in Page(compared_page).configs]
-    expected = [group.runs[k].start["config"] for group in tables.groups(compared) for k in range(2)]
+    expected = [group.runs[k].start["config"] for group in grouping.groups(compared) for k in range(2)]
     assert len(configs) == 8
     for got, config in zip(configs, expected, strict=True):
         assert got == {name: {k: v for k, v in part.items() if v is not None} for name, part in config.items()}
@@ -379,7 +379,7 @@ def test_classes_without_test_rows_and_many_classes_are_told(tmp_path: Path) -> 
     record = write_run(tmp_path / "a", rounds=1, clients=8, classes=[f"class {k}" for k in range(100)])
     assert record.end
     record.end["per_class"] = [None, None, *(k / 100 for k in range(98, 0, -1))]
-    (group,) = tables.groups([record])
+    (group,) = grouping.groups([record])
     picture = plots.class_accuracy([group], plots.Look.of([group]))
     assert picture
     assert picture.title == "By class: class 99 is the hardest"
@@ -390,7 +390,7 @@ def test_classes_without_test_rows_and_many_classes_are_told(tmp_path: Path) -> 
 
 def test_a_band_spans_the_seeds_and_the_line_is_their_mean(tmp_path: Path) -> None:
     records = [write_run(tmp_path / str(s), seed=s, curve=[0.1 * (s + 1), 0.3 * (s + 1)]) for s in (0, 1)]
-    (group,) = tables.groups(records)
+    (group,) = grouping.groups(records)
     mean, low, high = plots._band(group, plots._accuracies)
     assert np.allclose([mean, low, high], [[15, 45], [10, 30], [20, 60]])
 
@@ -406,7 +406,7 @@ def test_forty_runs_have_curves_per_split_and_fixed_colours(tmp_path: Path) -> N
     assert "Round by round" not in page.titles
     assert {"Split: iid", "Split: shards"} <= set(page.titles)
     assert page.tags.count("svg") == 2 + 3 + 2 * 3
-    groups = tables.groups(records)
+    groups = grouping.groups(records)
     colours = {(group.method, plots.Look.of(groups).colour(group)) for group in groups}
     assert len(colours) == len({colour for _, colour in colours}) == 4
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.papers.claims import Claim, Paper, Source
 from fedkeel.papers.measures import HEADLINE, METRICS, Ran
-from fedkeel.reporting import plots
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, INK, MUTED, Picture
 from fedkeel.reporting.tables import NOTHING, format_spread, html_table
 
 if TYPE_CHECKING:
@@ -217,9 +218,9 @@ def _split(partitions: Sequence[str]) -> str:
     return partitions[0] if len(partitions) == 1 else "non\u2011IID"  # not to be broken at the hyphen
 
 
-def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.Picture:
+def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> Picture:
     """The paper's bars next to ours, a group of them for each line; a number that is missing takes no room."""
-    colours = [plots.MUTED, *(plots.COLOURS[k % len(plots.COLOURS)] for k in range(len(heads)))]
+    colours = [MUTED, *(COLOURS[k % len(COLOURS)] for k in range(len(heads)))]
     labels = ["paper", *(f"ours: {head}" for head in heads)]
     drawn: list[list[tuple[float, float, float]]] = [[] for _ in labels]  # place, mean and deviation of each bar
     middles, place = [], 0.0
@@ -238,22 +239,22 @@ def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.P
             places, means, errors = (list(column) for column in zip(*numbers, strict=True)) if numbers else ([], [], [])
             axes.barh(places, means, height=0.86, color=colour, label=label)
             if any(errors):
-                axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=plots.INK, elinewidth=1, capsize=2)
+                axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
             for at, mean, error in numbers:
                 end = (mean + error, at)
                 axes.annotate(f"{mean:.1f}", end, (4, 0), textcoords="offset points", va="center", size=12)
                 highest = max(highest, mean + error)
-        axes.set_yticks(middles, [plots._short(_bar_name(source, line), 28) for line in found])
-        axes.tick_params(axis="y", labelcolor=plots.INK)
+        axes.set_yticks(middles, [canvas.short(_bar_name(source, line), 28) for line in found])
+        axes.tick_params(axis="y", labelcolor=INK)
         axes.set_ylim(place - 1.2, -0.8)
         axes.set_xlim(0, 1.12 * highest)
         axes.grid(axis="x")
         axes.set_xlabel(f"{METRICS[found[0].claim.metric].words} of the accuracy of the IID twin")
-        plots._legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"{source.name}: the paper's bars and ours"
-    svg = plots._draw(f"{source.name} bars", 1.0 + 0.23 * place, paint)
-    return plots.Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
+    svg = canvas.draw(f"{source.name} bars", 1.0 + 0.23 * place, paint)
+    return Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
 
 
 def _bar_name(source: Source, line: Line) -> str:
@@ -266,7 +267,7 @@ def _spread(found: Sequence[Line]) -> bool:
     return any(ours and ours.std is not None for line in found for ours in line.ours)
 
 
-def _figure(picture: plots.Picture) -> str:
+def _figure(picture: Picture) -> str:
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
     svg = picture.svg.replace("<svg ", f'<svg aria-label="{escape(picture.title)}" ', 1)
     return f"<figure><figcaption><h4>{escape(picture.title)}</h4>{note}</figcaption>{svg}</figure>"

@@ -18,7 +18,8 @@ from fedkeel.core.rng import generator
 from fedkeel.papers import PAPERS
 from fedkeel.papers.theory import CONVERGED, NO_PROBING, World, draw, exact, fine_tune, matched, printed, sample_moment
 from fedkeel.papers.theory.world import Array
-from fedkeel.reporting import html, plots
+from fedkeel.reporting import canvas, html
+from fedkeel.reporting.canvas import COLOURS, HEIGHT, MUTED, Picture
 from fedkeel.reporting.tables import html_table
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ NEAR = 9
 """how many of them Figure 6 has: up to 100"""
 ETAS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 SHARE, ROWS = 0.5, 15
-FT, LPFT = plots.COLOURS[1], plots.COLOURS[0]
+FT, LPFT = COLOURS[1], COLOURS[0]
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def explain(curves: Sequence[Curves]) -> str:
     )
 
 
-def loss_panel(curve: Curves) -> plots.Picture:
+def loss_panel(curve: Curves) -> Picture:
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import LogLocator
 
@@ -139,13 +140,13 @@ def loss_panel(curve: Curves) -> plots.Picture:
         f"Figure 6, ε = {curve.eps:g}: the crossing at λ ≈ {_round(crossing(curve.ratios[0]))} is there as printed only"
     )
     note = "Broad: exact. Dashed: as printed. Circles: simulated. LP-FT's three are the same."
-    return plots.Picture(title, plots._draw(f"theory {curve.eps}", plots.HEIGHT, paint), note)
+    return Picture(title, canvas.draw(f"theory {curve.eps}", HEIGHT, paint), note)
 
 
-def ratio_panel(curves: Sequence[Curves]) -> plots.Picture:
+def ratio_panel(curves: Sequence[Curves]) -> Picture:
     def paint(axes: Axes) -> None:
-        axes.axhline(1, color=plots.MUTED, linewidth=1.2, zorder=1)
-        for curve, colour in zip(curves, plots.COLOURS[2:], strict=False):
+        axes.axhline(1, color=MUTED, linewidth=1.2, zorder=1)
+        for curve, colour in zip(curves, COLOURS[2:], strict=False):
             as_printed, truth, simulated = curve.ratios
             name = f"ε = {curve.eps:g}"
             axes.plot(LAMBDAS, truth, color=colour, linewidth=6, alpha=0.3, label=f"{name}, exact")
@@ -155,9 +156,9 @@ def ratio_panel(curves: Sequence[Curves]) -> plots.Picture:
         _finish(axes, "LP-FT's mean global loss over FT's")
 
     title = "Below 1 LP-FT is better: as printed where clients are alike, in truth where they differ most"
-    return plots.Picture(
+    return Picture(
         title,
-        plots._draw("theory ratio", plots.HEIGHT, paint),
+        canvas.draw("theory ratio", HEIGHT, paint),
         "The same losses as a ratio, and for clients that differ more.",
     )
 
@@ -230,7 +231,7 @@ def _finish(axes: Axes, what: str) -> None:
     axes.grid(axis="y")
     axes.set_xlabel("λ: how much clients differ")
     axes.set_title(what)
-    plots._legend(axes, True)
+    canvas.legend(axes, True)
 
 
 def _power(value: float, _: Any) -> str:

@@ -9,8 +9,10 @@ from html import escape
 from fedkeel.reporting import balance_plots as draw
 from fedkeel.reporting.balance_numbers import GROUPS
 from fedkeel.reporting.balance_plots import Served
-from fedkeel.reporting.plots import Look, Picture
-from fedkeel.reporting.tables import Group, format_spread, html_table
+from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.plots import Look
+from fedkeel.reporting.tables import format_spread, html_table
 from fedkeel.run.config import Report
 from fedkeel.run.events import Record
 

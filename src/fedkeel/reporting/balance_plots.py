@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedkeel.reporting import canvas
 from fedkeel.reporting.balance_numbers import GROUPS, Balance, Moment, Scores
-from fedkeel.reporting.plots import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Look, Picture, _draw, _legend
-from fedkeel.reporting.tables import Group
+from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.plots import Look
 from fedkeel.reporting.ways import mean_and_deviation
 
 if TYPE_CHECKING:
@@ -106,12 +108,12 @@ def _ranked(title: str, served: Sequence[Served], models: Sequence[str], look: L
         axes.grid(axis="y")
         axes.set_xlabel("training rows of the class, all clients together")
         axes.set_title("accuracy of the class, %")
-        _legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
+        canvas.legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
 
     note = _pair([f"{MEASURED[model]}{POOLED if model == PERSONAL else ''}" for model in models])
     note += f" Each point: mean of about {classes / len(rows):.0f} classes." if len(rows) < classes else ""
     note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in served) else ""
-    return Picture(title, _draw(title, HEIGHT, paint), note)
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note)
 
 
 def _name(one: Served, line: str, methods: int, lines: int) -> str:
@@ -169,12 +171,12 @@ def branches(one: Served, where: str) -> Picture | None:
         axes.set_ylim(len(known) - 0.4, -0.6)
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of the right answers, %")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"Which branch right answers are due to: {one.group.method}{where}"
     note = "Right answers of the personal models on the clients' own test rows; each is put down to the branch with "
     note += "the higher logit of the true class." + (" Mean over the seeds." if len(found) > 1 else "")
-    return Picture(title, _draw(title, 1.2 + 0.5 * len(known), paint), note)
+    return Picture(title, canvas.draw(title, 1.2 + 0.5 * len(known), paint), note)
 
 
 def rounds(served: Sequence[Served], look: Look, where: str) -> list[Picture]:
@@ -245,11 +247,11 @@ def _over_rounds(
         axes.grid(axis="y")
         axes.set_xlabel("round")
         axes.set_title(axis)
-        _legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
+        canvas.legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
 
     note = _pair([note for _, note in lines.values()])
     note += " Line: mean over the seeds; band: lowest to highest seed." if any(len(c) > 1 for *_, c in curves) else ""
-    return [Picture(f"{title}{where}", _draw(f"{title}{where}", HEIGHT, paint), note)]
+    return [Picture(f"{title}{where}", canvas.draw(f"{title}{where}", HEIGHT, paint), note)]
 
 
 def _curves(one: Served, value: Value) -> np.ndarray:
@@ -309,7 +311,7 @@ def _sweep(points: Mapping[float, Served], where: str) -> Picture:
         axes.grid(axis="y", color=FAINT)
         axes.set_xlabel("lambda")
         axes.set_title("accuracy of the personal models, %")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     method = next(iter(points.values())).group.runs[0].method
     peft = next(iter(points.values())).setting("peft")
@@ -317,4 +319,4 @@ def _sweep(points: Mapping[float, Served], where: str) -> Picture:
     note = "Weight of the personal branch's own loss against that of both branches together. Overall: mean over the "
     note += "clients; head, mid and tail: mean over their classes, all clients' test rows together."
     note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in points.values()) else ""
-    return Picture(title, _draw(title, HEIGHT, paint), note)
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note)

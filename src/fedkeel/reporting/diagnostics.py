@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedkeel.reporting import plots
-from fedkeel.reporting.plots import HEIGHT, Look, Picture
-from fedkeel.reporting.tables import NOTHING, Group, html_table
+from fedkeel.reporting import canvas, plots
+from fedkeel.reporting.canvas import HEIGHT, Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.plots import Look
+from fedkeel.reporting.tables import NOTHING, html_table
 from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def drift_note(found: Sequence[Group]) -> str:
         "Gradients at the heads after each round (0 = before training), of the loss that the next round trains, over "
         "all rows of all clients."
     )
-    return f"{note} {plots._band_note(found)}".strip()
+    return f"{note} {plots.band_note(found)}".strip()
 
 
 def drift_curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[Picture]:
@@ -79,7 +81,7 @@ def _curve(measure: Measure, groups: Sequence[Group], among: Sequence[Group], lo
         return [np.nan if event[measure.key] is None else event[measure.key] for event in run.drift]
 
     scale = _log_scale(among, values)
-    curves = plots._Curves(groups, look, values, _rounds, scale)
+    curves = plots.Curves(groups, look, values, _rounds, scale)
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -91,8 +93,8 @@ def _curve(measure: Measure, groups: Sequence[Group], among: Sequence[Group], lo
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
-    title = f"{measure.title}{plots._where(groups)}"
-    return Picture(title, plots._draw(title, HEIGHT, paint), measure.note)
+    title = f"{measure.title}{plots.where(groups)}"
+    return Picture(title, canvas.draw(title, HEIGHT, paint), measure.note)
 
 
 def _rounds(group: Group) -> np.ndarray:

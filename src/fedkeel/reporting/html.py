@@ -18,8 +18,10 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.data.ownership import IID
 from fedkeel.metrics.features import common_mean
 from fedkeel.reporting import balance, diagnostics, personal, plots
-from fedkeel.reporting.plots import Look, Picture
-from fedkeel.reporting.tables import Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
+from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.grouping import Group, groups
+from fedkeel.reporting.plots import Look
+from fedkeel.reporting.tables import cost_html, format_bytes, html_table, summary_html, summary_rows
 from fedkeel.run.events import Record
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

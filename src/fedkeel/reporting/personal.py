@@ -12,9 +12,10 @@ from io import StringIO
 
 from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
+from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
-from fedkeel.reporting.plots import Picture
-from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
+from fedkeel.reporting.tables import NOTHING, format_seconds, format_spread, html_table
 from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways
 from fedkeel.run.events import Record
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
-from fedkeel.reporting.tables import Group
 from fedkeel.run.events import Record, personalised
 
 OWN = "personal models of the method"
