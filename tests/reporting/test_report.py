@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_browser import TOPICS, comparison, write_run
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting import canvas, grouping, html, plots, tables
 from fedkeel.run.events import Record
@@ -189,6 +190,21 @@ def test_a_twin_shares_everything_but_the_split(tmp_path: Path) -> None:
     assert grouping.iid_twin(run, [run, *others]) is None
     assert grouping.iid_twin(run, [run, *others, twin]) is twin
     assert grouping.iid_twin(twin, [twin, *others]) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "split"), [("digits", "dirichlet:balance=true"), ("coloured-digits", "spurious:correlation=0.8")]
+)
+def test_every_split_is_set_against_its_iid_twin(source: str, split: str, tmp_path: Path) -> None:
+    """Whatever settings a split has of its own: what it has in common with the IID one makes the twin."""
+    results = fk.compare(
+        methods=["fedavg"], partitions=["iid", split], out=tmp_path, data={"source": source, "limit": 200},
+        partition={"clients": 2}, method={"rounds": 1, "epochs": 1},
+    )  # fmt: skip
+    iid, row = tables.summary_rows([result.record for result in results])
+    assert (iid["iid"], iid["retained"]) == (True, None)
+    assert row["retained"] == pytest.approx(100 * row["accuracy"] / iid["accuracy"])
+    assert "R(final) %" in tables.as_text([result.record for result in results])
 
 
 def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(tmp_path: Path) -> None:

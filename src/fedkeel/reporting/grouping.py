@@ -15,8 +15,8 @@ from fedkeel.data.ownership import IID
 from fedkeel.data.settings import Partition, Shift
 from fedkeel.run.events import Record
 
-# These decide who holds which row; an IID split ignores them, so an IID twin may differ in them.
-SPLIT_SETTINGS = {"kind", "classes_per_client", "alpha", "p", "exponent"}
+# These every split has, the IID one too: an IID twin shares them. All others belong to one kind of split alone.
+COMMON_SETTINGS = {"partition.clients", "partition.validation", "partition.test", "partition.test_split"}
 # These change no result: runs that differ only here are the same experiment.
 IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift"}
 
@@ -97,15 +97,20 @@ def _settings(record: Record, *sections: str) -> dict[str, Any]:
 
 
 def _split(record: Record) -> dict[str, Any]:
-    drop = SPLIT_SETTINGS if record.partition == IID else {"kind"}
-    return {k: v for k, v in _settings(record, "partition").items() if k.removeprefix("partition.") not in drop}
+    settings = _settings(record, "partition")
+    return (
+        _common(settings) if record.partition == IID else {k: v for k, v in settings.items() if k != "partition.kind"}
+    )
 
 
 def _twin_key(record: Record, **changed: Any) -> tuple[int, str]:
-    shared = {k: v for k, v in _settings(record, "partition").items() if k.split(".")[1] not in SPLIT_SETTINGS}
     around = _settings(record, "data", "shift", "method", "run")
     around |= {f"method.{key}": value for key, value in changed.items()}
-    return record.seed, json.dumps([around, shared], sort_keys=True)
+    return record.seed, json.dumps([around, _common(_settings(record, "partition"))], sort_keys=True)
+
+
+def _common(split: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in split.items() if key in COMMON_SETTINGS}
 
 
 def _method_labels(records: Sequence[Record]) -> list[str]:
