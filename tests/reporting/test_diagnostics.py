@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from test_browser import write_run
 
 import fedkeel as fk
 from fedkeel.metrics.features import common_mean
-from fedkeel.reporting import canvas, diagnostics, grouping, html, plots
+from fedkeel.reporting import canvas, diagnostics, grouping, html, plots, story
+from fedkeel.reporting.render import render
 from fedkeel.run.events import Log, Record, read
 
 GEOMETRY = {"alignment": 1.714, "intra": 0.8557, "inter": 0.3016, "ratio": 2.838, "intra_distance": 0.92,
@@ -83,7 +85,8 @@ def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn:
         for k, m in enumerate(methods) for p in partitions
     ]  # fmt: skip
     found = grouping.groups(records)
-    text = html._drift(found, plots.Look.of(found))
+    told = SimpleNamespace(drift=story.drift(found, plots.Look.of(found)), bands="")
+    text = render("drift.html", story=told, level=2, mark="")
     assert text.count("<figure>") == 2 * len(diagnostics.MEASURES)
     assert {curves.groups[0].partition for curves in drawn} == {"iid", "shards"}
     assert len({curves.scale for curves in drawn}) == len(diagnostics.MEASURES)

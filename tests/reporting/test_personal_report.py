@@ -15,8 +15,10 @@ from test_report import Page
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
+from fedkeel.papers.commentary import COMMENTARY
 from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
+from fedkeel.reporting.render import render
 from fedkeel.run.events import Log, Record, read
 from fedkeel.study.grid import Variant
 
@@ -98,6 +100,12 @@ def section(text: str) -> str:
     return text[text.index("<h2>Personal models</h2>") :].split("<section", 1)[0]
 
 
+def shown(run: Record) -> str:
+    """The section of personal models of one run, alone."""
+    found = personal.section(grouping.groups([run]), COMMENTARY)
+    return render("personal.html", section=found, level=2, mark="")
+
+
 def tables_of(text: str) -> list[list[list[str]]]:
     return [rows(table) for table in re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)]
 
@@ -113,13 +121,13 @@ def test_the_tables_hold_both_definitions_under_other_names(two_seeds: list[Reco
     shown = section(html.page(two_seeds))
     tabulated, moved, printed = tables_of(shown)
     assert tabulated[0] == ["Model", "Local: own test set, %", "Global: all test sets, %",
-                            "Worst of the other clients&#x27; test sets, %", "C-Std over all test sets, %",
+                            "Worst of the other clients&#39; test sets, %", "C-Std over all test sets, %",
                             "Average of Local, Global, Worst, %"]  # fmt: skip
     before, ft, lp_ft = tabulated[1:]
     assert before[:4] == ["global model (before)", "70.00 ± 0.00", "70.00 ± 0.00", "50.00 ± 0.00"]
     assert [*ft[:4], ft[5]] == ["ft", "90.00 ± 0.00", "56.80 ± 1.13", "41.00 ± 1.41", "62.60 ± 0.85"]
     assert lp_ft[0] == "lp-ft"
-    assert printed[0][2] == "Global: other clients&#x27; test sets, %"
+    assert printed[0][2] == "Global: other clients&#39; test sets, %"
     assert printed[2][:4] == ["ft", "90.00 ± 0.00", "48.50 ± 1.41", "90.00 ± 0.00"]
     assert printed[2][5] == "69.25 ± 0.71"
     assert not set(tabulated[0][2:]) & set(printed[0][2:]), "nobody can mix them up"
@@ -192,19 +200,19 @@ def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
     """Drawn for real: nothing may fail or warn where there is little to show."""
     alone = digits_run(tmp_path / "alone")
     write_personal(alone, "ft", [[0.8]], names=["me"], before=[0.7])
-    text = html._personal(grouping.groups([alone]))
+    text = shown(alone)
     assert tables_of(text)[0][2] == ["ft", "80.00", "80.00", "–", "–", "–"]
     holes = digits_run(tmp_path / "holes")
     on = matrix(0.9, 0.5)
     on[:, 1] = np.nan
     for name in ("ft", "lp-ft"):
         write_personal(holes, name, on[:4], before=[0.7, None, 0.6, 0.5, 0.4])
-    text = html._personal(grouping.groups([holes]))
+    text = shown(holes)
     assert tables_of(text)[0][2][1] == "90.00"
     assert text.count("<svg") == 5, "own, all, scatter and two heat maps"
     nothing = digits_run(tmp_path / "nothing")
     write_personal(nothing, "ft", [[None] * 5] * 5, before=[None] * 5)
-    assert tables_of(html._personal(grouping.groups([nothing])))[0][2][1:] == ["–"] * 5
+    assert tables_of(shown(nothing))[0][2][1:] == ["–"] * 5
 
 
 def test_a_folder_of_personal_models_is_no_run(two_seeds: list[Record], tmp_path: Path) -> None:
@@ -485,7 +493,7 @@ def test_the_wide_table_has_paper_and_ours_side_by_side(ran: list[Ran], undrawn:
     assert text.count("<table>") == 6 + 1, "and the settings"
     digit5, *others = tables_of(text)
     assert digit5[0][0] == "Ours: digits5, small CNN"
-    assert digit5[0][1:] == [METRICS[name].words.replace("'", "&#x27;") for name in lp_ft.METRICS]
+    assert digit5[0][1:] == [METRICS[name].words.replace("'", "&#39;") for name in lp_ft.METRICS]
     assert digit5[1] == ["Method", *["Paper", "Ours"] * 5]
     assert digit5[2][:5] == ["ft", "91.17 ± 0.90", "90.00 ± 0.00", "67.87 ± 0.74", "56.80 ± 1.13"]
     assert others[0][1] == ["Method", *["Paper"] * 5], "what was not run has no column"

@@ -19,7 +19,7 @@ from test_browser import TOPICS, comparison, write_run
 
 import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
-from fedkeel.reporting import canvas, grouping, html, plots, tables
+from fedkeel.reporting import canvas, grouping, html, plots, story, tables
 from fedkeel.run.events import Record
 
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
         self._heading = self._heading and tag not in ("h1", "h2")
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += re.sub(r"\s+", " ", data)
         if self._inside == "pre":
             self.configs.append(data)
         if self._heading:
@@ -342,7 +342,7 @@ def test_refused_updates_are_listed(tmp_path: Path) -> None:
     assert '<th scope="row">a-run</th><td>1</td><td>client-003</td><td>head.weight holds NaN</td>' in page
     many = [{"client": f"client-{k}", "reason": "late"} for k in range(250)]
     page = html.page([write_run(tmp_path / "b-run", rounds=1, clients=5, refused=many)])
-    assert page.count("<td>late</td>") == html.MOST_REFUSED
+    assert page.count("<td>late</td>") == story.MOST_REFUSED
     assert "The first 100 of 250." in page
 
 
@@ -430,7 +430,7 @@ def test_forty_runs_have_curves_per_split_and_fixed_colours(tmp_path: Path) -> N
 def test_the_file_is_replaced_whole_or_left_alone(
     compared: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html, "page", lambda records, title: "new")
+    monkeypatch.setattr(html, "page", lambda *_: "new")
     out = tmp_path / "deep" / "report.html"
     assert html.build(compared, out) == out
     out.write_text("old")

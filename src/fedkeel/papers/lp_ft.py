@@ -289,7 +289,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
     ),
 }
 
-_STRATEGIES = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")
+STRATEGIES = tuple(_TABLE_2["Digit5"])
 PAPER = Paper(
     "A Closer Look at Personalized Fine-Tuning in Heterogeneous Federated Learning",
     "Chen, Ghoukasian, Jin, Wang, Karimireddy, Li",
@@ -307,7 +307,7 @@ PAPER = Paper(
                 ("Learning rate", "0.001", "method.lr"),
             )
         ),
-        "Section 3.4": tuple(Setting(name, "Epochs", "15", "method.epochs") for name in _STRATEGIES),
+        "Section 3.4": tuple(Setting(name, "Epochs", "15", "method.epochs") for name in STRATEGIES),
         "Appendix B": (
             Setting("proximal-ft", "Proximal coefficient", "0.01", "method.mu"),
             Setting("soup-ft", "Models", "5", "method.models"),

@@ -1,11 +1,10 @@
 """Figures of frequent and rare classes: who is served how well, by which branch, and how that went round by round.
 
-They are those of FedPuReL (arXiv 2605.02247), drawn of our runs: Figures 5b, 7, 8 and 9, and the drift from zero-shot.
+They are like those of FedPuReL (arXiv 2605.02247): Figures 5b, 7 and 9, and the drift from zero-shot.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import numpy as np
 
 from fedkeel.reporting import canvas
 from fedkeel.reporting.balance_numbers import GROUPS, Balance, Moment, Scores
-from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.plots import Look
 from fedkeel.reporting.ways import mean_and_deviation
@@ -27,7 +26,6 @@ MOST_POINTS = 30
 """More classes than this are drawn as means of neighbours."""
 MOST_TOGETHER = 3
 """Of more methods than this, global and personal models have figures of their own."""
-STAR = "#d62728"
 ZERO_SHOT_LINE: Any = (0, (1, 1.6))
 DASHED: Any = (0, (5, 2))
 GLOBAL, PERSONAL = "global model", "personal models"
@@ -277,46 +275,3 @@ def _both(what: str) -> dict[str, Line]:
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def sweeps(served: Sequence[Served], where: str) -> list[Picture]:
-    """Personal models over lambda, by group, the best point of each starred (Figure 8); for three values or more."""
-    found: dict[str, dict[float, Served]] = {}
-    for one in served:
-        others = {key: value for key, value in one.group.runs[0].start["config"]["method"].items() if key != "lam"}
-        if one.setting("lam") is not None:
-            found.setdefault(json.dumps(others, sort_keys=True), {})[float(one.setting("lam"))] = one
-    return [_sweep(dict(sorted(points.items())), where) for points in found.values() if len(points) > 2]
-
-
-def _sweep(points: Mapping[float, Served], where: str) -> Picture:
-    lines = {"overall": "overall", **{name: name for name in GROUPS}}
-    values = {
-        label: np.array([one.mean("pm", what)[0] for one in points.values()], dtype=float)
-        for label, what in lines.items()
-    }
-    x = np.array(list(points))
-
-    def paint(axes: Axes) -> None:
-        axes.set_facecolor("none")
-        for number, (label, curve) in enumerate(values.items()):
-            if np.isnan(curve).all():
-                continue
-            colour = INK if label == "overall" else COLOURS[number - 1]
-            axes.plot(x, curve, color=colour, marker=MARKERS[number], markersize=5, label=label)
-            best = int(np.nanargmax(curve))
-            axes.plot(x[best], curve[best], "*", color=STAR, markersize=16, markeredgecolor="white", zorder=5)
-        axes.plot([], [], "*", color=STAR, markersize=12, linestyle="none", label="best")
-        axes.set_xticks(x, [f"{value:g}" for value in x])
-        axes.grid(axis="y", color=FAINT)
-        axes.set_xlabel("lambda")
-        axes.set_title("accuracy of the personal models, %")
-        canvas.legend(axes, True)
-
-    method = next(iter(points.values())).group.runs[0].method
-    peft = next(iter(points.values())).setting("peft")
-    title = f"What lambda does to whom: {method}{f' ({peft})' if peft else ''}{where}"
-    note = "Weight of the personal branch's own loss against that of both branches together. Overall: mean over the "
-    note += "clients; head, mid and tail: mean over their classes, all clients' test rows together."
-    note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in points.values()) else ""
-    return Picture(title, canvas.draw(title, HEIGHT, paint), note)

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -60,6 +62,11 @@ class Picture:
     title: str
     svg: str
     note: str
+
+    def markup(self, mark: str = "") -> Markup:
+        """For a page, with the title as its label; ``mark`` goes before its ids, where a page may draw it twice."""
+        svg = self.svg.replace("<svg ", f'<svg aria-label="{escape(self.title)}" ', 1)
+        return Markup(re.sub(r'(\bid="|url\(#|href="#)(f[0-9a-f]{10}-)', rf"\1{mark}\2", svg))
 
 
 def draw(name: str, height: float, paint: Callable[[Axes], None]) -> str:

@@ -11,7 +11,7 @@ from fedkeel.reporting import canvas, plots
 from fedkeel.reporting.canvas import HEIGHT, Picture
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.plots import Look
-from fedkeel.reporting.tables import NOTHING, html_table
+from fedkeel.reporting.tables import NOTHING, Table
 from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
@@ -50,23 +50,6 @@ MEASURES = (
         "that all classes share counts too.",
     ),
 )
-GEOMETRY_NOTE = (
-    "Of the training features as the heads see them; all distances are squared. Good features have a small alignment "
-    "(two rows of a class are close), a small intra (rows are close to the centre of their class), a large inter "
-    "(centres of classes are far apart) and so a small ratio of the two: below 1, a row is on average nearer to its "
-    "own centre than centres are to each other. Compare encoders by the ratio: where all rows share one mean, "
-    "alignment and intra are small as well. The energy in that mean is of the features as encoded: near 0 % is good; "
-    "above 50 %, leave the features centred."
-)
-
-
-def drift_note(found: Sequence[Group]) -> str:
-    """How to read the curves of drift."""
-    note = (
-        "Gradients at the heads after each round (0 = before training), of the loss that the next round trains, over "
-        "all rows of all clients."
-    )
-    return f"{note} {plots.band_note(found)}".strip()
 
 
 def drift_curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[Picture]:
@@ -107,8 +90,8 @@ def _log_scale(groups: Sequence[Group], values: Callable[[Record, Record | None]
     return (min(points) / 1.25, max(points) * 1.25) if points else (0.1, 1.0)
 
 
-def geometry_table(found: Sequence[Group]) -> str:
-    """One row per source, encoder and preparation; empty where no run has measured it."""
+def geometry_table(found: Sequence[Group]) -> Table | None:
+    """One row per source, encoder and preparation; None where no run has measured it."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for run in (run for group in found for run in group.runs if run.geometry):
         data, features = run.start["data"], run.start["config"]["data"].get("features", "centred")
@@ -118,7 +101,7 @@ def geometry_table(found: Sequence[Group]) -> str:
         numbers.append(NOTHING if energy is None else f"{100 * energy:.1f} %")
         rows.setdefault((str(data["source"]), str(data["encoder"]), features), numbers)
     head = ["Data", "Encoder", "Features", "Alignment", "Intra", "Inter", "Ratio", "Energy in the mean"]
-    return html_table(head, [[*key, *numbers] for key, numbers in rows.items()], words=3) if rows else ""
+    return Table(head, [[*key, *numbers] for key, numbers in rows.items()], words=3) if rows else None
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import dataclass, field
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from fedkeel.reporting.grouping import groups
 from fedkeel.run.events import Record
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich import table as rich_table
 
 NOTHING = "–"
 MEASURES = (
@@ -33,6 +33,20 @@ MEASURES = (
     "bytes_until",
     "seconds_until",
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table of a page holds: the first ``words`` columns are text, the others numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 2
+    above: Mapping[int, str] = field(default_factory=dict)
+    """headings of some rows, by their number"""
+    corner: str = ""
+    over: Sequence[str] = ()
+    """headings over the head: one over the words, and some over as many columns of numbers each"""
 
 
 def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
@@ -117,13 +131,13 @@ def format_spread(mean: float | None, std: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def summary_table(rows: Sequence[Mapping[str, Any]]) -> rich_table.Table:
     """The rows of ``summary_rows`` as a table for a terminal of 80 columns; what no row has gets no column."""
+    from rich import table as rich_table
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table = rich_table.Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("Method", overflow="fold")
     table.add_column("Split", overflow="fold")
     personal = ["Personal %"] if _has_personal(rows) else []
@@ -152,8 +166,8 @@ def as_text(records: Sequence[Record]) -> str:
     return out.getvalue().rstrip()
 
 
-def summary_html(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of ``summary_rows`` as an HTML table."""
+def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows of ``summary_rows`` as a table of a page."""
     head = [
         "Method",
         "Split",
@@ -168,11 +182,11 @@ def summary_html(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     numbers = [_summary_numbers(row, _has_personal(rows)) for row in rows]
     names = [[row["method"], row["partition"], str(row["seeds"])] for row in rows]
-    return html_table(head, [[*mine, *cells] for mine, cells in zip(names, numbers, strict=True)])
+    return Table(head, [[*mine, *cells] for mine, cells in zip(names, numbers, strict=True)])
 
 
-def cost_html(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What each method costs per round, in all, and until Acc@95, as an HTML table."""
+def cost_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What each method costs per round, in all, and until Acc@95, as a table of a page."""
     head = ["Method", "Split", "Up per round", "Down per round", "Up in all", "Down in all"]
     head += ["Client per round", "Server per round", "Acc@95, rounds", "Bytes until Acc@95", "Time until Acc@95"]
     sizes, times = ("round_up", "round_down", "bytes_up", "bytes_down"), ("client_seconds", "server_seconds")
@@ -183,36 +197,12 @@ def cost_html(rows: Sequence[Mapping[str, Any]]) -> str:
         + [_rounds(row), format_bytes(row["bytes_until"]), format_seconds(row["seconds_until"])]
         for row in rows
     ]
-    return html_table(head, cells)
-
-
-def html_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 2, above: Mapping[int, str] | None = None
-) -> str:
-    """A table in a box of its own that scrolls; the first ``words`` columns are text, the others numbers.
-
-    ``above`` gives headings of some rows, by their number.
-    """
-    top = "".join(f'<th scope="col"{_align(k, words)}>{escape(text)}</th>' for k, text in enumerate(head))
-    body = []
-    for number, row in enumerate(rows):
-        if above and number in above:
-            heading = f'<th scope="rowgroup" colspan="{len(head)}">{escape(above[number])}</th>'
-            body.append(f'<tr class="above">{heading}</tr>')
-        cells = [f'<th scope="row">{escape(row[0])}</th>']
-        cells += [f"<td{_align(k, words)}>{escape(text)}</td>" for k, text in enumerate(row[1:], 1)]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table}</div>'
+    return Table(head, cells)
 
 
 def _narrow(label: str, width: int) -> str:
     """Lines that break at hyphens and equals signs too, where Rich breaks at blanks only."""
     return "\n".join(textwrap.wrap(label.replace("=", "= "), width)).replace("= ", "=")
-
-
-def _align(column: int, words: int) -> str:
-    return "" if column < words else ' class="number"'
 
 
 def _has_personal(rows: Sequence[Mapping[str, Any]]) -> bool:
