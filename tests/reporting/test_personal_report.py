@@ -13,6 +13,7 @@ import pytest
 from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F401  a fixture
 from test_report import Page
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
 from fedkeel.papers.commentary import COMMENTARY
@@ -147,6 +148,25 @@ def test_the_cost_of_probing_is_told_in_seconds_and_flops(two_seeds: list[Record
     )
     assert told in words
     assert words.count("Extra cost") == 1, "ft does not probe"
+
+
+def test_whether_lp_ft_is_best_is_told_with_the_numbers(two_seeds: list[Record], tmp_path: Path, undrawn: None) -> None:
+    """LP-FT: own 0.88, abroad 0.7 three times and 0.6, so Global 71.6 and Average (88 + 71.6 + 60) / 3 = 73.2; FT has
+    56.8 and 62.6. Soup FT: own 0.95, abroad 0.8 and 0.7: 81 and 82."""
+
+    def told() -> str:
+        page = fk.report([run.folder for run in two_seeds], out=tmp_path / "page.html")
+        return Page(section(page.read_text())).text
+
+    said = "The paper finds LP-FT best in both on most data."
+    best = f"Of the paper's strategies, best Average: lp-ft (73.2 %); best Global: lp-ft (71.6 %). {said}"
+    assert best in told()
+    assert said not in Page(html.page(two_seeds)).text, "a page alone knows no paper"
+    write_personal(two_seeds[0], "soup-ft", matrix(0.95, 0.8))
+    assert (
+        "best Average: soup-ft (82.0 %, 8.8 points above lp-ft); best Global: soup-ft (81.0 %, 9.4 points above lp-ft)"
+        in told()
+    )
 
 
 def test_several_methods_and_splits_are_told_apart(two_seeds: list[Record], tmp_path: Path, undrawn: None) -> None:
