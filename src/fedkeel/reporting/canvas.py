@@ -97,12 +97,14 @@ def legend(axes: Axes, wanted: bool) -> None:
 
 
 def figure_of(axes: Axes) -> Figure:
+    """The figure that the axes stand in."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     return figure
 
 
 def short(name: str, most: int = 24) -> str:
+    """A name that fits and can be drawn, whatever it holds."""
     clean = "".join(c if c.isprintable() else "�" for c in str(name))
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 

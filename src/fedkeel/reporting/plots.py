@@ -288,10 +288,12 @@ def _band(group: Group, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def band_note(groups: Sequence[Group]) -> str:
+    """What lines and bands are, if there are several seeds."""
     several = any(len(group.shown) > 1 for group in groups)
     return "Line: mean over the seeds; band: lowest to highest seed." if several else ""
 
 
 def where(groups: Sequence[Group]) -> str:
+    """For a title: the split, if there is but one."""
     partitions = {group.partition for group in groups}
     return f" ({partitions.pop()})" if len(partitions) == 1 else ""
