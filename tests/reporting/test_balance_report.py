@@ -25,7 +25,7 @@ from fedkeel.reporting.grouping import groups
 from fedkeel.reporting.personal import PersonalSection
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.plots import Look
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

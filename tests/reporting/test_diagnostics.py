@@ -15,7 +15,7 @@ import fedkeel as fk
 from fedkeel.metrics.features import common_mean
 from fedkeel.reporting import canvas, diagnostics, grouping, html, plots, story
 from fedkeel.reporting.render import render
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.events import Log, Record, read
 
 GEOMETRY = {"alignment": 1.714, "intra": 0.8557, "inter": 0.3016, "ratio": 2.838, "intra_distance": 0.92,
             "inter_distance": 0.54}  # fmt: skip

@@ -20,7 +20,7 @@ from fedkeel.papers.commentary import COMMENTARY
 from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
 from fedkeel.reporting.render import render
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.events import Log, Record, read
 from fedkeel.study.grid import Variant
 
 DOMAINS = ("mnist", "photos", "optdigits", "mfeat", "fonts")

@@ -13,8 +13,8 @@ from fedkeel.reporting.commentary import Commentary
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import Table, format_spread
-from fedkeel.run.config import Report
-from fedkeel.run.events import Record
+from fedkeel.runs.config import Report
+from fedkeel.runs.events import Record
 
 ZERO_SHOT = "zero-shot"
 COLUMNS = {"overall": "All", **{name: name.capitalize() for name in GROUPS}, "beta": "β"}

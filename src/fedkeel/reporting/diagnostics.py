@@ -12,7 +12,7 @@ from fedkeel.reporting.canvas import HEIGHT, Picture
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import NOTHING, Table
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

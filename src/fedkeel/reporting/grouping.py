@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from fedkeel.core.method import METHODS
 from fedkeel.data.ownership import IID
 from fedkeel.data.settings import Partition, Shift
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 # These every split has, the IID one too: an IID twin shares them. All others belong to one kind of split alone.
 COMMON_SETTINGS = {"partition.clients", "partition.validation", "partition.test", "partition.test_split"}

@@ -14,7 +14,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting.commentary import SILENCE, Commentary
 from fedkeel.reporting.render import render
 from fedkeel.reporting.story import count, listed, sources, tell
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 

@@ -18,7 +18,7 @@ from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import NOTHING, Table, format_seconds, format_spread
 from fedkeel.reporting.ways import Way, label, mean_and_deviation, waiting, ways
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 BEFORE = "global model (before)"
 MOST_MAPS = 12

@@ -13,7 +13,7 @@ from fedkeel.reporting import canvas
 from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.tables import format_bytes
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

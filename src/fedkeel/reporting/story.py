@@ -18,7 +18,7 @@ from fedkeel.reporting.grouping import Group, groups
 from fedkeel.reporting.personal import PersonalSection
 from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import Table, cost_table, format_bytes, results_table, summary_rows
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 MOST_LINES = 6
 """More lines than this are too many for one figure: then each split has curves of its own."""

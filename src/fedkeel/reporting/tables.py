@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.metrics.convergence import acc95_round, retained
 from fedkeel.reporting.grouping import groups
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from rich import table as rich_table
