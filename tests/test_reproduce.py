@@ -14,8 +14,8 @@ import fedkeel as fk
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.method import METHODS
 from fedkeel.data.splits.base import SPLITS
-from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.runs.config import given, load
 from fedkeel.runs.events import personalised
 from fedkeel.study.grid import Variant, cells

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedkeel.core.errors import FedkeelError, Stopped, unknown
 from fedkeel.core.method import METHODS, Method, settings
@@ -30,14 +31,16 @@ from fedkeel.papers import PAPERS
 from fedkeel.papers import RECIPES as PUBLISHED
 from fedkeel.papers.beside import section
 from fedkeel.papers.beside import text as beside_text
+from fedkeel.papers.commentary import COMMENTARY
 from fedkeel.papers.figures import FIGURES
+from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personal_model, with_settings
 from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.strategy import STRATEGIES
+from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import Part, book, write
 from fedkeel.reporting.html import build as build_page
-from fedkeel.reporting.measures import Ran
-from fedkeel.reporting.tables import as_text, iid_twin
+from fedkeel.reporting.tables import as_text
 from fedkeel.result import Result
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment, build, given, laid
@@ -113,7 +116,7 @@ def _carry_out(
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():
-            build_page(with_twin(events.read(folder)), folder / REPORT)
+            build_page(with_twin(events.read(folder)), folder / REPORT, commentary=COMMENTARY)
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
             raise Stopped("stopped before round 1: the same command continues") from None
@@ -223,15 +226,15 @@ def reproduce(
         made = [str(one) for one in strategies_of_it]
         ran += [own for run in ran[-len(done) :] for own in run.personalised(made, grid.personal)]
     watch.notice(DRAWING)
-    claimed, opening = PUBLISHED.get(name, ()), ""
-    if recipe.paper is not None:
-        opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran)
+    claimed = PUBLISHED.get(name, ())
     drawn = [FIGURES[figure](seeds or plan.seeds) for figure in plan.figures]
-    opening += "".join(page for page, _ in drawn)
+    opening = Markup().join(page for page, _ in drawn)
+    if recipe.paper is not None:
+        opening = section(PAPERS[recipe.paper], recipe.shows, claimed, ran) + opening
     command = f"fedkeel reproduce {name} --scale {scale}"
     command += f" --seeds {','.join(map(str, seeds))}" if seeds else ""
     command += f" --set {shlex.join(texts)}" if texts else ""
-    page = write(book(recipe.title, recipe.about, command, recipe.notes, opening, parts), folder / REPORT)
+    page = write(book(recipe.title, recipe.about, command, recipe.notes, opening, parts, COMMENTARY), folder / REPORT)
     text = beside_text(claimed, ran) or "\n\n".join(f"{part.title}\n{as_text(part.records)}" for part in parts)
     text = "\n\n".join(filter(None, [*(words for _, words in drawn), text]))
     return Reproduction(page, text, results)
@@ -282,7 +285,7 @@ def report(runs: Sequence[str | Path], *, out: str | Path, watch: Watch = SILENT
     """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
     watch.notice(DRAWING)
-    return build_page([events.read(folder) for folder in folders], Path(out))
+    return build_page([events.read(folder) for folder in folders], Path(out), commentary=COMMENTARY)
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -314,7 +317,7 @@ def personalize(
     except KeyboardInterrupt:
         raise Stopped(f"stopped: fedkeel personalize {folder} --method {variant} continues") from None
     if page:
-        build_page(with_twin(events.read(folder)), folder / REPORT)
+        build_page(with_twin(events.read(folder)), folder / REPORT, commentary=COMMENTARY)
     return record
 
 

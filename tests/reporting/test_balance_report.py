@@ -14,14 +14,17 @@ from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F
 from test_report import Page
 
 import fedkeel as fk
-from fedkeel.metrics.balance import balancedness
-from fedkeel.metrics.personal import Personal
-from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel
-from fedkeel.reporting import balance, balance_plots, html, personal, plots
+from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel, fedpurel_verdicts
+from fedkeel.papers.commentary import COMMENTARY
+from fedkeel.papers.measures import METRICS, Ran
+from fedkeel.reporting import balance, balance_plots, canvas, html, personal
+from fedkeel.reporting.balance import BalanceSection
+from fedkeel.reporting.balance_numbers import balancedness
 from fedkeel.reporting.balance_plots import Served
-from fedkeel.reporting.measures import METRICS, Ran
-from fedkeel.reporting.plots import Look, Picture
-from fedkeel.reporting.tables import groups
+from fedkeel.reporting.grouping import groups
+from fedkeel.reporting.personal import PersonalSection
+from fedkeel.reporting.personal_numbers import Personal
+from fedkeel.reporting.plots import Look
 from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
@@ -90,8 +93,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
         paint(found[title])
         return "<svg></svg>"
 
-    for module in (plots, balance_plots):
-        monkeypatch.setattr(module, "_draw", paint_only)
+    monkeypatch.setattr(canvas, "draw", paint_only)
     return found
 
 
@@ -114,8 +116,9 @@ def served(records: list[Record]) -> list[Served]:
     return [Served(group) for group in groups(records)]
 
 
-def titles(parts: list[str | list[Picture]]) -> list[str]:
-    return [picture.title for part in parts if not isinstance(part, str) for picture in part]
+def titles(section: BalanceSection | PersonalSection | None) -> list[str]:
+    assert section is not None
+    return [picture.title for figures in section.figures for picture in figures]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ def test_what_was_expected_and_came_out_is_told_with_its_numbers(tmp_path: Path)
         tailed_run(tmp_path / "c", "promptfolio", slope=0.25, gain=-0.03, personal=0.73),
         tailed_run(tmp_path / "d", "clip-lora", gain=0.1, personal=0.9),
     ]
-    (told,) = balance.verdicts(served(runs), "")
+    (told,) = fedpurel_verdicts.verdicts(served(runs), "")
     assert told.startswith("fedpurel. As the paper has it: global accuracy 62.00 % against 55.00 % of promptfl (+7.00)")
     assert "tail accuracy 69.37 % against 67.37 % of zero-shot (+2.00)" in told
     assert "personal accuracy 76.00 % against 73.00 % of promptfolio, the best of 2 baselines (+3.00)" in told
@@ -200,11 +203,12 @@ def test_what_did_not_come_out_is_told_as_plainly(tmp_path: Path, drawn: dict[st
         tailed_run(tmp_path / "a", gain=-0.04, slope=0.3, personal=0.70),
         tailed_run(tmp_path / "b", "promptfl", gain=0.01, personal=0.72),
     ]
-    (told,) = balance.verdicts(served(runs), " on here")
+    (told,) = fedpurel_verdicts.verdicts(served(runs), " on here")
     assert told.startswith("fedpurel on here. NOT as the paper has it: global accuracy 56.00 % against 61.00 %")
     assert all(words in told for words in ("global balancedness", "tail accuracy", "personal accuracy"))
     assert "As the paper" not in told
-    assert "NOT as the paper has it" in Page(section(html.page(runs))).text
+    assert "NOT as the paper has it" in Page(section(html.page(runs, commentary=COMMENTARY))).text
+    assert "as the paper has it" not in Page(section(html.page(runs))).text, "a page alone knows no paper"
 
 
 def test_the_plain_baseline_is_the_one_without_a_balancer(tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_the_plain_baseline_is_the_one_without_a_balancer(tmp_path: Path) -> Non
         tailed_run(tmp_path / "b", "fedclip", gain=0.05, balance="grab", personal=0.9),
         tailed_run(tmp_path / "c", "fedclip", gain=-0.01, slope=0.3, personal=0.7),
     ]
-    (told,) = balance.verdicts(served(runs), "")
+    (told,) = fedpurel_verdicts.verdicts(served(runs), "")
     assert "As the paper has it: global accuracy 62.00 % against 59.00 % of fedclip (+3.00)" in told
     assert "NOT as the paper has it: personal accuracy 75.00 % against 90.00 % of fedclip, balance=grab" in told
 
@@ -224,7 +228,7 @@ def test_tkl_is_set_against_kl_with_the_same_settings(tmp_path: Path) -> None:
         tailed_run(tmp_path / "b", gain=0.01, slope=0.3, personal=0.75, alignment="kl"),
         tailed_run(tmp_path / "c", gain=0.2, alignment="kl", peft="lora"),
     ]
-    (told,) = balance.verdicts(served(runs), "")
+    (told,) = fedpurel_verdicts.verdicts(served(runs), "")
     assert "TKL against KL. As the paper has it: global accuracy 63.00 % against 61.00 %" in told
     assert "NOT as the paper has it: personal accuracy 74.00 % against 75.00 %" in told
 
@@ -238,7 +242,7 @@ def test_seeds_are_counted_and_a_difference_that_does_not_show_is_none(tmp_path:
         tailed_run(tmp_path / "b0", "promptfl", gain=-0.03, slope=0.3, personal=0.7, template="a {}"),
         tailed_run(tmp_path / "b1", "promptfl", seed=1, gain=0.009, slope=0.3, personal=0.7, template="a {}"),
     ]
-    (told,) = balance.verdicts(served(runs), "")
+    (told,) = fedpurel_verdicts.verdicts(served(runs), "")
     assert "global accuracy 60.00 % against 59.00 % of promptfl (+1.00, in 1 of 2 seeds)" in told
     assert "tail accuracy 67.37 % against 67.37 % of zero-shot (+0.00, in 2 of 2 seeds)" in told
     assert "NOT as the paper has it: personal accuracy 70.00 % against 70.00 % of promptfl (+0.00, in 0 of 2" in told
@@ -246,9 +250,9 @@ def test_seeds_are_counted_and_a_difference_that_does_not_show_is_none(tmp_path:
 
 def test_numbers_that_are_missing_are_not_judged(tmp_path: Path) -> None:
     alone = tailed_run(tmp_path / "a")
-    assert list(balance.verdicts(served([alone]), "")) == []
+    assert list(fedpurel_verdicts.verdicts(served([alone]), "")) == []
     baseline = tailed_run(tmp_path / "b", "promptfl", personal=None)
-    (told,) = balance.verdicts(served([alone, baseline]), "")
+    (told,) = fedpurel_verdicts.verdicts(served([alone, baseline]), "")
     assert "personal accuracy" not in told
 
 
@@ -258,7 +262,7 @@ def test_numbers_that_are_missing_are_not_judged(tmp_path: Path) -> None:
 def test_one_run_has_all_its_figures(tmp_path: Path, drawn: dict[str, Axes]) -> None:
     run = tailed_run(tmp_path / "a", by_global=0.5, measured=True)
     found = groups([run])
-    assert titles(balance.parts(found, Look.of(found))) == [
+    assert titles(balance.section(found, Look.of(found), COMMENTARY)) == [
         "Accuracy from frequent to rare classes",
         "Which branch right answers are due to: fedpurel",
         "Accuracy over the rounds",
@@ -335,7 +339,7 @@ def test_of_many_methods_global_and_personal_models_have_figures_of_their_own(
 ) -> None:
     names = ("promptfl", "promptfolio", "fedotp", "fedpurel")
     found = groups([tailed_run(tmp_path / name, name, measured=True) for name in names])
-    shown = titles(balance.parts(found, Look.of(found)))
+    shown = titles(balance.section(found, Look.of(found), COMMENTARY))
     for title in ("Accuracy from frequent to rare classes", "Accuracy over the rounds"):
         assert [name for name in shown if name.startswith(title)] == [
             f"{title}: global model", f"{title}: personal models",
@@ -349,14 +353,14 @@ def test_a_sweep_of_lambda_stars_the_best_of_each_group(tmp_path: Path, drawn: d
     values = {0.0: 0.70, 0.5: 0.80, 0.9: 0.75}
     runs = [tailed_run(tmp_path / f"{lam}", lam=lam, slope=lam / 4, personal=best) for lam, best in values.items()]
     found = groups(runs)
-    (title,) = [name for name in titles(balance.parts(found, Look.of(found))) if "lambda" in name]
+    (title,) = [name for name in titles(balance.section(found, Look.of(found), COMMENTARY)) if "lambda" in name]
     axes = drawn[title]
     assert line(axes, "overall") == pytest.approx([70, 80, 75])
     stars = [float(np.asarray(star.get_xdata())[0]) for star in axes.lines
              if star.get_marker() == "*" and len(np.asarray(star.get_xdata()))]  # fmt: skip
     assert stars[0] == 0.5
     assert (stars[1], stars[3]) == (0.9, 0.0)
-    assert balance_plots.sweeps(served(runs[:2]), "") == [], "two values are no sweep"
+    assert fedpurel_verdicts.sweeps(served(runs[:2]), "") == [], "two values are no sweep"
 
 
 def test_models_that_were_tested_at_home_only_have_no_number_for_abroad(tmp_path: Path) -> None:
@@ -373,7 +377,7 @@ def test_models_that_were_tested_at_home_only_have_no_number_for_abroad(tmp_path
     ]  # fmt: skip
     test = {"basis": "own test rows", "names": list("abc"), "rows": [9] * 3, "before": [0.6] * 3}
     found = groups([replace(run, personal=models, personal_test=test)])
-    shown = titles(personal.parts(found))
+    shown = titles(personal.section(found, COMMENTARY))
     assert any(title.startswith("Own test set") for title in shown)
     assert not [title for title in shown if title.startswith(("All test sets", "Whose model"))]
 

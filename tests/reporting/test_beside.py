@@ -14,9 +14,9 @@ from test_report import Page
 import fedkeel as fk
 from fedkeel.papers import PAPERS, RECIPES, beside, ova_lp
 from fedkeel.papers.claims import Claim, Source
+from fedkeel.papers.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.papers.ova_lp import IID, NON_IID
-from fedkeel.reporting import html, plots, tables
-from fedkeel.reporting.measures import HEADLINE, METRICS, Ran, meets
+from fedkeel.reporting import canvas, grouping, html
 from fedkeel.runs.events import Record
 from fedkeel.study.grid import Cell, Variant
 
@@ -31,7 +31,7 @@ def claims(recipe: str, source: str) -> dict[tuple[str, str, tuple[str, ...]], f
 
 def ran(records: Sequence[Record], column: str = "ours") -> list[Ran]:
     """Runs as a recipe with methods and partitions without settings has them."""
-    return [Ran(column, r.method, r.partition, r, tables.iid_twin(r, records)) for r in records]
+    return [Ran(column, r.method, r.partition, r, grouping.iid_twin(r, records)) for r in records]
 
 
 # --- the paper's own arithmetic ---------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_bar_plot_has_a_bar_for_each_number(few: list[Ran]) -> None:
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.claims])
 def test_every_figure_and_table_can_be_shown(name: str, few: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
     source: Source = SOURCES[name]
     page = beside.section(PAPERS["ova-lp"], "", [source], few)
     digits = METRICS[source.claims[0].metric].digits

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from test_browser import write_run
 
 import fedkeel as fk
-from fedkeel.reporting import diagnostics, html, plots, tables
+from fedkeel.metrics.features import common_mean
+from fedkeel.reporting import canvas, diagnostics, grouping, html, plots, story
+from fedkeel.reporting.render import render
 from fedkeel.runs.events import Log, Record, read
 
 GEOMETRY = {"alignment": 1.714, "intra": 0.8557, "inter": 0.3016, "ratio": 2.838, "intra_distance": 0.92,
@@ -31,22 +34,22 @@ def measured_run(folder: Path, *args: Any, scale: float = 1.0, drift: bool = Tru
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[plots._Curves]:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[plots.Curves]:
     """What is drawn instead of the drawing, which takes most of the time."""
-    seen: list[plots._Curves] = []
+    seen: list[plots.Curves] = []
 
-    class Kept(plots._Curves):
+    class Kept(plots.Curves):
         def paint(self, axes: Any, what: str, over: str) -> None:
             seen.append(self)
             super().paint(axes, what, over)
 
-    monkeypatch.setattr(plots, "_Curves", Kept)
+    monkeypatch.setattr(plots, "Curves", Kept)
     return seen
 
 
-def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[plots._Curves]) -> None:
+def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[plots.Curves]) -> None:
     records = [measured_run(tmp_path / str(seed), seed=seed, rounds=4, scale=1 + seed) for seed in (0, 1)]
-    found = tables.groups(records)
+    found = grouping.groups(records)
     pictures = diagnostics.drift_curves(found, found, plots.Look.of(found))
     assert [picture.title.split(" (")[0] for picture in pictures] == [m.title for m in diagnostics.MEASURES]
     bias, variance, covariance = drawn
@@ -61,7 +64,7 @@ def test_the_curves_are_the_numbers_of_the_events(tmp_path: Path, drawn: list[pl
 
 
 def test_the_sections_are_there_when_something_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
     watched = measured_run(tmp_path / "a", rounds=2)
     plain = measured_run(tmp_path / "b", "fedavg", rounds=2, drift=False)
     bare = write_run(tmp_path / "c", "fedavg", "iid", rounds=2)
@@ -75,14 +78,15 @@ def test_the_sections_are_there_when_something_was_measured(tmp_path: Path, monk
     assert "<h2>Feature geometry</h2>" not in html.page([bare])
 
 
-def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn: list[plots._Curves]) -> None:
+def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn: list[plots.Curves]) -> None:
     methods, partitions = ["ova-lp", "fedavg", "fedprox", "scaffold"], ["iid", "shards"]
     records = [
         measured_run(tmp_path / f"{m}{p}", m, p, rounds=2, clients=5, scale=k + 1.0)
         for k, m in enumerate(methods) for p in partitions
     ]  # fmt: skip
-    found = tables.groups(records)
-    text = html._drift(found, plots.Look.of(found))
+    found = grouping.groups(records)
+    told = SimpleNamespace(drift=story.drift(found, plots.Look.of(found)), bands="")
+    text = render("drift.html", story=told, level=2, mark="")
     assert text.count("<figure>") == 2 * len(diagnostics.MEASURES)
     assert {curves.groups[0].partition for curves in drawn} == {"iid", "shards"}
     assert len({curves.scale for curves in drawn}) == len(diagnostics.MEASURES)
@@ -91,7 +95,7 @@ def test_many_lines_are_drawn_split_by_split_in_one_scale(tmp_path: Path, drawn:
 def test_runs_that_measured_drift_are_no_experiment_of_their_own(tmp_path: Path) -> None:
     records = [measured_run(tmp_path / "a", rounds=2), write_run(tmp_path / "b", seed=1, rounds=2)]
     records[0].start["config"]["run"]["drift"] = True
-    (group,) = tables.groups(records)
+    (group,) = grouping.groups(records)
     assert group.method == "ova-lp"
     assert diagnostics.drift_curves([group], [group], plots.Look.of([group]))
 
@@ -101,7 +105,7 @@ def test_runs_that_measured_drift_are_no_experiment_of_their_own(tmp_path: Path)
     [(0.51, "l2", True), (0.9, "raw", True), (0.9, "centred", False), (0.5, "l2", False), (None, "raw", False)],
 )
 def test_a_common_mean_that_is_left_in_is_warned_of(energy: float | None, features: str, warns: bool) -> None:
-    text = diagnostics.common_mean(energy, "my rows", features)
+    text = common_mean(energy, "my rows", features)
     assert bool(text) == warns
     if text:
         assert f"{100 * (energy or 0):.0f} % of the energy of the features of my rows" in text
@@ -120,6 +124,6 @@ def test_the_warning_is_said_at_the_start_and_on_the_page(tmp_path: Path) -> Non
         assert geometry["ratio"] == pytest.approx(geometry["intra"] / geometry["inter"])
     (warning,) = said
     data = read(tmp_path / "l2").start["data"]
-    assert warning == diagnostics.common_mean(data["mean_energy"], "digits", "l2")
+    assert warning == common_mean(data["mean_energy"], "digits", "l2")
     assert escape(warning) in (tmp_path / "l2" / "report.html").read_text()
     assert "common mean</strong>" not in (tmp_path / "centred" / "report.html").read_text()

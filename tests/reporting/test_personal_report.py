@@ -13,10 +13,13 @@ import pytest
 from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F401  a fixture
 from test_report import Page
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
-from fedkeel.reporting import html, personal, personal_plots, plots, sweeps, tables, ways
-from fedkeel.reporting.measures import METRICS, Ran
+from fedkeel.papers.commentary import COMMENTARY
+from fedkeel.papers.measures import METRICS, Ran
+from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
+from fedkeel.reporting.render import render
 from fedkeel.runs.events import Log, Record, read
 from fedkeel.study.grid import Variant
 
@@ -76,8 +79,7 @@ def digits_run(folder: Path, seed: int = 0, method: str = "fedavg", partition: s
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is told in words and which figures there are: drawing takes most of the time."""
-    for module in (plots, personal_plots, sweeps):
-        monkeypatch.setattr(module, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
 
 
 @pytest.fixture
@@ -99,6 +101,12 @@ def section(text: str) -> str:
     return text[text.index("<h2>Personal models</h2>") :].split("<section", 1)[0]
 
 
+def shown(run: Record) -> str:
+    """The section of personal models of one run, alone."""
+    found = personal.section(grouping.groups([run]), COMMENTARY)
+    return render("personal.html", section=found, level=2, mark="")
+
+
 def tables_of(text: str) -> list[list[list[str]]]:
     return [rows(table) for table in re.findall(r"<table>.*?</table>", text, flags=re.DOTALL)]
 
@@ -114,13 +122,13 @@ def test_the_tables_hold_both_definitions_under_other_names(two_seeds: list[Reco
     shown = section(html.page(two_seeds))
     tabulated, moved, printed = tables_of(shown)
     assert tabulated[0] == ["Model", "Local: own test set, %", "Global: all test sets, %",
-                            "Worst of the other clients&#x27; test sets, %", "C-Std over all test sets, %",
+                            "Worst of the other clients&#39; test sets, %", "C-Std over all test sets, %",
                             "Average of Local, Global, Worst, %"]  # fmt: skip
     before, ft, lp_ft = tabulated[1:]
     assert before[:4] == ["global model (before)", "70.00 ± 0.00", "70.00 ± 0.00", "50.00 ± 0.00"]
     assert [*ft[:4], ft[5]] == ["ft", "90.00 ± 0.00", "56.80 ± 1.13", "41.00 ± 1.41", "62.60 ± 0.85"]
     assert lp_ft[0] == "lp-ft"
-    assert printed[0][2] == "Global: other clients&#x27; test sets, %"
+    assert printed[0][2] == "Global: other clients&#39; test sets, %"
     assert printed[2][:4] == ["ft", "90.00 ± 0.00", "48.50 ± 1.41", "90.00 ± 0.00"]
     assert printed[2][5] == "69.25 ± 0.71"
     assert not set(tabulated[0][2:]) & set(printed[0][2:]), "nobody can mix them up"
@@ -140,6 +148,25 @@ def test_the_cost_of_probing_is_told_in_seconds_and_flops(two_seeds: list[Record
     )
     assert told in words
     assert words.count("Extra cost") == 1, "ft does not probe"
+
+
+def test_whether_lp_ft_is_best_is_told_with_the_numbers(two_seeds: list[Record], tmp_path: Path, undrawn: None) -> None:
+    """LP-FT: own 0.88, abroad 0.7 three times and 0.6, so Global 71.6 and Average (88 + 71.6 + 60) / 3 = 73.2; FT has
+    56.8 and 62.6. Soup FT: own 0.95, abroad 0.8 and 0.7: 81 and 82."""
+
+    def told() -> str:
+        page = fk.report([run.folder for run in two_seeds], out=tmp_path / "page.html")
+        return Page(section(page.read_text())).text
+
+    said = "The paper finds LP-FT best in both on most data."
+    best = f"Of the paper's strategies, best Average: lp-ft (73.2 %); best Global: lp-ft (71.6 %). {said}"
+    assert best in told()
+    assert said not in Page(html.page(two_seeds)).text, "a page alone knows no paper"
+    write_personal(two_seeds[0], "soup-ft", matrix(0.95, 0.8))
+    assert (
+        "best Average: soup-ft (82.0 %, 8.8 points above lp-ft); best Global: soup-ft (81.0 %, 9.4 points above lp-ft)"
+        in told()
+    )
 
 
 def test_several_methods_and_splits_are_told_apart(two_seeds: list[Record], tmp_path: Path, undrawn: None) -> None:
@@ -186,26 +213,26 @@ def test_what_has_not_ended_is_left_out_and_said(two_seeds: list[Record], undraw
     words = Page(section(html.page(two_seeds[:1]))).text
     assert "soup-ft" not in words
     assert "1 not finished and left out" in words
-    assert ways.waiting(tables.groups(two_seeds)) == 1
+    assert ways.waiting(grouping.groups(two_seeds)) == 1
 
 
 def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
     """Drawn for real: nothing may fail or warn where there is little to show."""
     alone = digits_run(tmp_path / "alone")
     write_personal(alone, "ft", [[0.8]], names=["me"], before=[0.7])
-    text = html._personal(tables.groups([alone]))
+    text = shown(alone)
     assert tables_of(text)[0][2] == ["ft", "80.00", "80.00", "–", "–", "–"]
     holes = digits_run(tmp_path / "holes")
     on = matrix(0.9, 0.5)
     on[:, 1] = np.nan
     for name in ("ft", "lp-ft"):
         write_personal(holes, name, on[:4], before=[0.7, None, 0.6, 0.5, 0.4])
-    text = html._personal(tables.groups([holes]))
+    text = shown(holes)
     assert tables_of(text)[0][2][1] == "90.00"
     assert text.count("<svg") == 5, "own, all, scatter and two heat maps"
     nothing = digits_run(tmp_path / "nothing")
     write_personal(nothing, "ft", [[None] * 5] * 5, before=[None] * 5)
-    assert tables_of(html._personal(tables.groups([nothing])))[0][2][1:] == ["–"] * 5
+    assert tables_of(shown(nothing))[0][2][1:] == ["–"] * 5
 
 
 def test_a_folder_of_personal_models_is_no_run(two_seeds: list[Record], tmp_path: Path) -> None:
@@ -233,11 +260,11 @@ def test_the_terminal_has_the_tabulated_numbers(two_seeds: list[Record]) -> None
 
 
 def way(records: Sequence[Record], label: str) -> ways.Way:
-    return next(found for found in ways.ways(tables.groups(records)) if found.label == label)
+    return next(found for found in ways.ways(grouping.groups(records)) if found.label == label)
 
 
 def test_figures_are_stable_and_name_what_they_show(two_seeds: list[Record]) -> None:
-    made = ways.ways(tables.groups(two_seeds))
+    made = ways.ways(grouping.groups(two_seeds))
     for draw in (personal_plots.at_home, personal_plots.everywhere, personal_plots.distortion):
         picture = draw(made, "")
         assert picture is not None
@@ -261,14 +288,13 @@ def painted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         paint(seen[-1])
         return "<svg></svg>"
 
-    for module in (personal_plots, sweeps):
-        monkeypatch.setattr(module, "_draw", paint_only)
+    monkeypatch.setattr(canvas, "draw", paint_only)
     return seen
 
 
 def test_what_is_painted_is_what_was_measured(two_seeds: list[Record], painted: list[Any]) -> None:
     """Global model at home: BEFORE, from worst to best; everywhere: its mean, 70. FT: 90 at home, 56.8 everywhere."""
-    made = ways.ways(tables.groups(two_seeds))
+    made = ways.ways(grouping.groups(two_seeds))
     personal_plots.at_home(made, "")
     before, ft, _ = (line.get_xdata() for line in painted[-1].lines)
     assert np.allclose(before, [45, 70, 75, 80, 80])
@@ -297,7 +323,7 @@ def test_many_clients_have_no_map_and_the_worst_served_have_a_line(tmp_path: Pat
     run = digits_run(tmp_path / "run")
     names = [f"c{k:02d}" for k in range(61)]
     write_personal(run, "ft", matrix(0.9, 0.5, 61), names=names, before=[k / 61 for k in range(61)])
-    (only,) = ways.ways(tables.groups([run]))
+    (only,) = ways.ways(grouping.groups([run]))
     assert personal_plots.heat_map(only, "") is None
     picture = personal_plots.at_home([only], "")
     assert picture is not None
@@ -311,7 +337,7 @@ def test_too_many_ways_are_drawn_by_the_best_of_each_strategy(tmp_path: Path, un
     for k in range(8):
         write_personal(run, f"ft:lr={0.001 * (k + 1)}", matrix(0.9, 0.5 + 0.01 * (k % 5)))
     write_personal(run, "lp-ft", matrix(0.9, 0.6))
-    made = ways.ways(tables.groups([run]))
+    made = ways.ways(grouping.groups([run]))
     assert [way.label for way in personal._typical(made)] == ["ft, lr=0.005", "lp-ft"]
     assert len(tables_of(section(html.page([run])))[0]) == 1 + 1 + 9, "the table has them all"
 
@@ -335,7 +361,7 @@ def swept(tmp_path: Path) -> list[Record]:
 
 
 def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
-    made = ways.ways(tables.groups(swept))
+    made = ways.ways(grouping.groups(swept))
     panels = sweeps.panels(made)
     assert [(panel.name, panel.key, list(panel.curves)) for panel in panels] == [
         ("ft", "lr", ["0.0001", "0.001"]), ("sparse-ft", None, ["sparse-ft"]),
@@ -350,7 +376,7 @@ def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
 
 def test_curves_begin_at_the_global_model(swept: list[Record], painted: list[Any]) -> None:
     """FT with lr 0.0001: own 0.81, 0.85, 0.95; abroad 0.6 - epochs / 1000, at one client 0.1 less."""
-    sweeps.curves(sweeps.panels(ways.ways(tables.groups(swept)))[0], "")
+    sweeps.curves(sweeps.panels(ways.ways(grouping.groups(swept)))[0], "")
     whole, local = painted[-1].lines[:2]
     assert list(whole.get_xdata()) == [0, 1, 5, 15]
     assert np.allclose(local.get_ydata(), [70, 81, 85, 95])
@@ -364,7 +390,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
     for epochs in (1, 5):
         for more in ("lr=0.1:mu=1", "lr=0.2:mu=1", "lr=0.3:mu=1", "lr=0.1:mu=2"):
             write_personal(run, f"proximal-ft:epochs={epochs}:{more}", matrix(0.8, 0.6))
-    panels = sweeps.panels(ways.ways(tables.groups([run])))
+    panels = sweeps.panels(ways.ways(grouping.groups([run])))
     assert [(panel.key, list(panel.curves)) for panel in panels] == [
         ("lr", ["0.1", "0.2", "0.3"]), ("mu", ["1", "2"]),
     ]  # fmt: skip
@@ -374,7 +400,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
 
 def test_flooding_is_found_and_drawn(swept: list[Record]) -> None:
     """Global of FT at 0.1: own 0.85, abroad 0.59 three times and 0.49: (0.85 + 1.77 + 0.49) / 5 = 62.2 %."""
-    made = ways.ways(tables.groups(swept))
+    made = ways.ways(grouping.groups(swept))
     picture = sweeps.flooding(made, "")
     assert picture is not None
     for text in ("none", "0.1", "0.5", "1", "62", "ft", "lp-ft"):
@@ -393,7 +419,7 @@ def test_sweeps_are_on_the_page(swept: list[Record], undrawn: None) -> None:
 def test_settings_that_were_chosen_are_those_of_the_folder_s_name(tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run")
     write_personal(run, "lp-ft:probe_lr=0.01:batch_norm=frozen:epochs=5", matrix(0.8, 0.6))
-    (made,) = ways.ways(tables.groups([run]))
+    (made,) = ways.ways(grouping.groups([run]))
     assert made.settings == {"probe_lr": 0.01, "batch_norm": "frozen", "epochs": 5}
     assert made.label == "lp-ft, probe_lr=0.01, batch_norm=frozen, epochs=5"
 
@@ -487,7 +513,7 @@ def test_the_wide_table_has_paper_and_ours_side_by_side(ran: list[Ran], undrawn:
     assert text.count("<table>") == 6 + 1, "and the settings"
     digit5, *others = tables_of(text)
     assert digit5[0][0] == "Ours: digits5, small CNN"
-    assert digit5[0][1:] == [METRICS[name].words.replace("'", "&#x27;") for name in lp_ft.METRICS]
+    assert digit5[0][1:] == [METRICS[name].words.replace("'", "&#39;") for name in lp_ft.METRICS]
     assert digit5[1] == ["Method", *["Paper", "Ours"] * 5]
     assert digit5[2][:5] == ["ft", "91.17 ± 0.90", "90.00 ± 0.00", "67.87 ± 0.74", "56.80 ± 1.13"]
     assert others[0][1] == ["Method", *["Paper"] * 5], "what was not run has no column"

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_browser import TOPICS, comparison, write_run
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
-from fedkeel.reporting import html, plots, tables
+from fedkeel.reporting import canvas, grouping, html, plots, story, tables
 from fedkeel.runs.events import Record
 
 
@@ -52,7 +53,7 @@ class Page(HTMLParser):
         self._heading = self._heading and tag not in ("h1", "h2")
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += re.sub(r"\s+", " ", data)
         if self._inside == "pre":
             self.configs.append(data)
         if self._heading:
@@ -62,7 +63,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is told in words: figures take most of the time."""
-    monkeypatch.setattr(plots, "_draw", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +145,13 @@ def test_labels_name_the_settings_that_differ_and_no_others(tmp_path: Path) -> N
         write_run(tmp_path / "d", "fedavg", "iid", rounds=1, split={"alpha": 5.0}),
     ]
     records[0].start["config"]["run"]["threads"] = 7
-    assert [(group.method, group.partition) for group in tables.groups(records)] == [
+    assert [(group.method, group.partition) for group in grouping.groups(records)] == [
         ("ova-lp, features=centred", "bernoulli-dirichlet, alpha=0.1"),
         ("ova-lp, stages=1, features=centred", "bernoulli-dirichlet"),
         ("fedavg, features=l2", "bernoulli-dirichlet"),
         ("fedavg, features=centred", "iid"),
     ]
-    assert [group.method for group in tables.groups(records[1:2])] == ["ova-lp"]
+    assert [group.method for group in grouping.groups(records[1:2])] == ["ova-lp"]
 
 
 def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_name(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_n
 
     def labels(*settings: dict[str, float]) -> list[str]:
         runs = [write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", rounds=1, settings=s) for s in settings]
-        return [group.method for group in tables.groups(runs)]
+        return [group.method for group in grouping.groups(runs)]
 
     assert labels({"participation": 0.1}, {"participation": 1.0}) == ["ova-lp, participation=0.1", "ova-lp"]
     assert labels(*({"participation": p} for p in (0.1, 0.4, 1.0))) == [
@@ -169,7 +170,7 @@ def test_a_sweep_names_every_value_and_a_default_beside_one_other_is_the_plain_n
     noisy = [write_run(tmp_path / f"n{ratio}", rounds=1) for ratio in (0.3, 0.4)]
     for record, ratio in zip(noisy, (0.3, 0.4), strict=True):
         record.start["config"]["shift"] |= {"noise": "symmetric", "noise_ratio": ratio}
-    assert [(group.method, group.partition) for group in tables.groups(noisy)] == [
+    assert [(group.method, group.partition) for group in grouping.groups(noisy)] == [
         ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.3"),
         ("ova-lp", "bernoulli-dirichlet, noise_ratio=0.4"),
     ]
@@ -186,9 +187,24 @@ def test_a_twin_shares_everything_but_the_split(tmp_path: Path) -> None:
         write_run(tmp_path / "clients", partition="iid", rounds=1, clients=10),
         write_run(tmp_path / "held out", partition="iid", rounds=1, split={"test": 0.2}),
     ]
-    assert tables.iid_twin(run, [run, *others]) is None
-    assert tables.iid_twin(run, [run, *others, twin]) is twin
-    assert tables.iid_twin(twin, [twin, *others]) is None
+    assert grouping.iid_twin(run, [run, *others]) is None
+    assert grouping.iid_twin(run, [run, *others, twin]) is twin
+    assert grouping.iid_twin(twin, [twin, *others]) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "split"), [("digits", "dirichlet:balance=true"), ("coloured-digits", "spurious:correlation=0.8")]
+)
+def test_every_split_is_set_against_its_iid_twin(source: str, split: str, tmp_path: Path) -> None:
+    """Whatever settings a split has of its own: what it has in common with the IID one makes the twin."""
+    results = fk.compare(
+        methods=["fedavg"], partitions=["iid", split], out=tmp_path, data={"source": source, "limit": 200},
+        partition={"clients": 2}, method={"rounds": 1, "epochs": 1},
+    )  # fmt: skip
+    iid, row = tables.summary_rows([result.record for result in results])
+    assert (iid["iid"], iid["retained"]) == (True, None)
+    assert row["retained"] == pytest.approx(100 * row["accuracy"] / iid["accuracy"])
+    assert "R(final) %" in tables.as_text([result.record for result in results])
 
 
 def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(tmp_path: Path) -> None:
@@ -196,9 +212,9 @@ def test_a_sample_of_clients_may_be_set_against_iid_clients_that_all_take_part(t
     some = write_run(tmp_path / "some", rounds=1, settings={"participation": 0.1})
     full = write_run(tmp_path / "full", partition="iid", rounds=1)
     same = write_run(tmp_path / "same", partition="iid", rounds=1, settings={"participation": 0.1})
-    assert tables.iid_twin(some, [some, full]) is full
-    assert tables.iid_twin(some, [some, full, same]) is same
-    assert tables.iid_twin(write_run(tmp_path / "all", rounds=1), [same]) is None
+    assert grouping.iid_twin(some, [some, full]) is full
+    assert grouping.iid_twin(some, [some, full, same]) is same
+    assert grouping.iid_twin(write_run(tmp_path / "all", rounds=1), [same]) is None
 
 
 def test_no_retained_accuracy_beyond_the_rounds_of_the_twin(tmp_path: Path) -> None:
@@ -225,9 +241,9 @@ def test_unfinished_runs_stay_out_of_means_or_are_marked(tmp_path: Path) -> None
 def test_a_run_given_twice_counts_once_and_the_page_says_so(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", curve=[0.5, 0.6])
     again = write_run(tmp_path / "b", curve=[0.2], finished=False)
-    (group,) = tables.groups([first, again])
+    (group,) = grouping.groups([first, again])
     assert group.runs == (first,)
-    assert tables.groups([again, first])[0].runs == (first,)
+    assert grouping.groups([again, first])[0].runs == (first,)
     assert "1 run given more than once" in html.page([first, again])
 
 
@@ -291,7 +307,7 @@ def test_the_page_tells_the_whole_story(compared: list[Record], compared_page: s
 
 def test_the_configuration_reads_back(compared: list[Record], compared_page: str) -> None:
     configs = [tomllib.loads(text) for text in Page(compared_page).configs]
-    expected = [group.runs[k].start["config"] for group in tables.groups(compared) for k in range(2)]
+    expected = [group.runs[k].start["config"] for group in grouping.groups(compared) for k in range(2)]
     assert len(configs) == 8
     for got, config in zip(configs, expected, strict=True):
         assert got == {name: {k: v for k, v in part.items() if v is not None} for name, part in config.items()}
@@ -326,7 +342,7 @@ def test_refused_updates_are_listed(tmp_path: Path) -> None:
     assert '<th scope="row">a-run</th><td>1</td><td>client-003</td><td>head.weight holds NaN</td>' in page
     many = [{"client": f"client-{k}", "reason": "late"} for k in range(250)]
     page = html.page([write_run(tmp_path / "b-run", rounds=1, clients=5, refused=many)])
-    assert page.count("<td>late</td>") == html.MOST_REFUSED
+    assert page.count("<td>late</td>") == story.MOST_REFUSED
     assert "The first 100 of 250." in page
 
 
@@ -379,7 +395,7 @@ def test_classes_without_test_rows_and_many_classes_are_told(tmp_path: Path) -> 
     record = write_run(tmp_path / "a", rounds=1, clients=8, classes=[f"class {k}" for k in range(100)])
     assert record.end
     record.end["per_class"] = [None, None, *(k / 100 for k in range(98, 0, -1))]
-    (group,) = tables.groups([record])
+    (group,) = grouping.groups([record])
     picture = plots.class_accuracy([group], plots.Look.of([group]))
     assert picture
     assert picture.title == "By class: class 99 is the hardest"
@@ -390,7 +406,7 @@ def test_classes_without_test_rows_and_many_classes_are_told(tmp_path: Path) -> 
 
 def test_a_band_spans_the_seeds_and_the_line_is_their_mean(tmp_path: Path) -> None:
     records = [write_run(tmp_path / str(s), seed=s, curve=[0.1 * (s + 1), 0.3 * (s + 1)]) for s in (0, 1)]
-    (group,) = tables.groups(records)
+    (group,) = grouping.groups(records)
     mean, low, high = plots._band(group, plots._accuracies)
     assert np.allclose([mean, low, high], [[15, 45], [10, 30], [20, 60]])
 
@@ -406,7 +422,7 @@ def test_forty_runs_have_curves_per_split_and_fixed_colours(tmp_path: Path) -> N
     assert "Round by round" not in page.titles
     assert {"Split: iid", "Split: shards"} <= set(page.titles)
     assert page.tags.count("svg") == 2 + 3 + 2 * 3
-    groups = tables.groups(records)
+    groups = grouping.groups(records)
     colours = {(group.method, plots.Look.of(groups).colour(group)) for group in groups}
     assert len(colours) == len({colour for _, colour in colours}) == 4
 
@@ -414,7 +430,7 @@ def test_forty_runs_have_curves_per_split_and_fixed_colours(tmp_path: Path) -> N
 def test_the_file_is_replaced_whole_or_left_alone(
     compared: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html, "page", lambda records, title: "new")
+    monkeypatch.setattr(html, "page", lambda *_: "new")
     out = tmp_path / "deep" / "report.html"
     assert html.build(compared, out) == out
     out.write_text("old")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.papers.claims import Claim, Paper, Source
-from fedkeel.reporting import plots
-from fedkeel.reporting.measures import HEADLINE, METRICS, Ran
-from fedkeel.reporting.tables import NOTHING, format_spread, html_table
+from fedkeel.papers.measures import HEADLINE, METRICS, Ran
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, INK, MUTED, Picture
+from fedkeel.reporting.render import render
+from fedkeel.reporting.tables import NOTHING, Table, format_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,36 +102,25 @@ def _further(source: Source, runs: Sequence[Ran]) -> list[Claim]:
             for value in dict.fromkeys(ran.value(source.by) for ran in runs) if value not in known]  # fmt: skip
 
 
-def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran]) -> str:
-    """The part of a page that holds the paper's numbers next to ours, as HTML."""
+def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran]) -> Markup:
+    """The part of a page that holds the paper's numbers next to ours."""
     heads = columns(runs)
-    note = (
-        f"{paper.authors}, {paper.title}, {paper.where}. Ours: mean over the seeds ± sample standard deviation. "
-        f"{paper.spread} {NOTHING}: not in the paper, or not run at this scale."
-    )
-    if any(len(claim.partitions) > 1 for source in sources for claim in source.claims):
-        note += (
-            " Non-IID is the mean over shard-1, shard-2 and bernoulli-dirichlet, as in the paper: of each seed first, "
-            "then over the seeds."
-        )
-    parts = [f"<p>{escape(note)}</p>"]
+    averaged = any(len(claim.partitions) > 1 for source in sources for claim in source.claims)
+    shown = []
     for source in sources:
         found = lines(source, runs)
-        table = "" if not found else _wide(found, heads) if source.wide else _table(found, heads)
-        remarks = "".join(f"<li>{escape(text)}</li>" for text in source.notes)
-        body = f'<div>{table}<ul class="note">{remarks}</ul></div>'
-        if source.by is not None:
-            body += _figure(bars(source, found, heads))
-        parts.append(f"<h3>{escape(f'{source.name}. {source.title}')}</h3><div class='beside'>{body}</div>")
-    parts.append(_settings(paper, runs, heads))
-    return f"<section><h2>Beside the paper: {escape(name)}</h2>{''.join(parts)}</section>"
+        table = None if not found else _wide(found, heads) if source.wide else _table(found, heads)
+        drawn = None if source.by is None else bars(source, found, heads)
+        shown.append({"source": source, "table": table, "bars": drawn})
+    values = {"nothing": NOTHING, "averaged": averaged, "sources": shown, "settings": _settings(paper, runs, heads)}
+    return render("beside.html", "fedkeel.papers", paper=paper, name=name, **values)
 
 
 def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
     """The paper's accuracies next to ours as plain text for a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Lines
     from rich.text import Text
 
     out = StringIO()
@@ -141,7 +133,7 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
         several = len(set(metrics)) > 1
         head, rows = _cells(found, columns(runs), words | ({"What": metrics} if several else {}))
         what = source.title if several else metrics[0]
-        table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, title=f"{source.name}. {what}")
+        table = Lines(box=SIMPLE_HEAD, padding=0, show_edge=False, title=f"{source.name}. {what}")
         table.title_justify = "left"
         for k, column in enumerate(head):
             table.add_column(column, justify="left" if k < head.index("Paper") else "right", overflow="fold")
@@ -152,8 +144,8 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
-def _table(found: Sequence[Line], heads: Sequence[str]) -> str:
-    """An HTML table; where it has several metrics, each has a line of its own above its rows."""
+def _table(found: Sequence[Line], heads: Sequence[str]) -> Table:
+    """Where it has several metrics, each has a line of its own above its rows."""
     columns_of_words = _words(found)
     above = [METRICS[line.claim.metric].words for line in found]
     if "Method" in columns_of_words and "Setting" in columns_of_words:  # compare methods, one setting after the other
@@ -161,11 +153,11 @@ def _table(found: Sequence[Line], heads: Sequence[str]) -> str:
         del columns_of_words["Setting"]
     starts = [k for k in range(len(found)) if k == 0 or above[k] != above[k - 1]]
     head, rows = _cells(found, heads, columns_of_words)
-    return html_table(head, rows, len(columns_of_words), {k: above[k] for k in starts} if len(starts) > 1 else {})
+    return Table(head, rows, len(columns_of_words), {k: above[k] for k in starts} if len(starts) > 1 else {})
 
 
-def _wide(found: Sequence[Line], heads: Sequence[str]) -> str:
-    """An HTML table whose columns are metrics, each with the paper's number and ours where some were run."""
+def _wide(found: Sequence[Line], heads: Sequence[str]) -> Table:
+    """Its columns are metrics, each with the paper's number and ours where some were run."""
     ran = [k for k in range(len(heads)) if any(line.ours[k] for line in found)]
     metrics = list(dict.fromkeys(line.claim.metric for line in found))
     words = _words([line for line in found if line.claim.metric == metrics[0]])
@@ -178,10 +170,8 @@ def _wide(found: Sequence[Line], heads: Sequence[str]) -> str:
             row += [format_spread(mean, std, METRICS[metric].digits) for mean, std in numbers]
     named = [f"Ours: {heads[k]}" for k in ran]
     alone = named[0] if len(named) == 1 else ""  # one name is said once
-    table = html_table([*words, *["Paper", *(["Ours"] if alone else named)] * len(metrics)], rows, len(words))
-    over = "".join(f'<th scope="colgroup" colspan="{1 + len(ran)}" class="number">{escape(METRICS[metric].words)}</th>'
-                   for metric in metrics)  # fmt: skip
-    return table.replace("<thead>", f'<thead><tr><th colspan="{len(words)}">{escape(alone)}</th>{over}</tr>', 1)
+    head = [*words, *["Paper", *(["Ours"] if alone else named)] * len(metrics)]
+    return Table(head, rows, len(words), corner=alone, over=[METRICS[metric].words for metric in metrics])
 
 
 def _words(found: Sequence[Line]) -> dict[str, list[str]]:
@@ -217,9 +207,9 @@ def _split(partitions: Sequence[str]) -> str:
     return partitions[0] if len(partitions) == 1 else "non\u2011IID"  # not to be broken at the hyphen
 
 
-def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.Picture:
+def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> Picture:
     """The paper's bars next to ours, a group of them for each line; a number that is missing takes no room."""
-    colours = [plots.MUTED, *(plots.COLOURS[k % len(plots.COLOURS)] for k in range(len(heads)))]
+    colours = [MUTED, *(COLOURS[k % len(COLOURS)] for k in range(len(heads)))]
     labels = ["paper", *(f"ours: {head}" for head in heads)]
     drawn: list[list[tuple[float, float, float]]] = [[] for _ in labels]  # place, mean and deviation of each bar
     middles, place = [], 0.0
@@ -238,22 +228,22 @@ def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> plots.P
             places, means, errors = (list(column) for column in zip(*numbers, strict=True)) if numbers else ([], [], [])
             axes.barh(places, means, height=0.86, color=colour, label=label)
             if any(errors):
-                axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=plots.INK, elinewidth=1, capsize=2)
+                axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
             for at, mean, error in numbers:
                 end = (mean + error, at)
                 axes.annotate(f"{mean:.1f}", end, (4, 0), textcoords="offset points", va="center", size=12)
                 highest = max(highest, mean + error)
-        axes.set_yticks(middles, [plots._short(_bar_name(source, line), 28) for line in found])
-        axes.tick_params(axis="y", labelcolor=plots.INK)
+        axes.set_yticks(middles, [canvas.short(_bar_name(source, line), 28) for line in found])
+        axes.tick_params(axis="y", labelcolor=INK)
         axes.set_ylim(place - 1.2, -0.8)
         axes.set_xlim(0, 1.12 * highest)
         axes.grid(axis="x")
         axes.set_xlabel(f"{METRICS[found[0].claim.metric].words} of the accuracy of the IID twin")
-        plots._legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"{source.name}: the paper's bars and ours"
-    svg = plots._draw(f"{source.name} bars", 1.0 + 0.23 * place, paint)
-    return plots.Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
+    svg = canvas.draw(f"{source.name} bars", 1.0 + 0.23 * place, paint)
+    return Picture(title, svg, "Whiskers: standard deviation over the seeds." if _spread(found) else "")
 
 
 def _bar_name(source: Source, line: Line) -> str:
@@ -266,13 +256,7 @@ def _spread(found: Sequence[Line]) -> bool:
     return any(ours and ours.std is not None for line in found for ours in line.ours)
 
 
-def _figure(picture: plots.Picture) -> str:
-    note = f"<p>{escape(picture.note)}</p>" if picture.note else ""
-    svg = picture.svg.replace("<svg ", f'<svg aria-label="{escape(picture.title)}" ', 1)
-    return f"<figure><figcaption><h4>{escape(picture.title)}</h4>{note}</figcaption>{svg}</figure>"
-
-
-def _settings(paper: Paper, runs: Sequence[Ran], heads: Sequence[str]) -> str:
+def _settings(paper: Paper, runs: Sequence[Ran], heads: Sequence[str]) -> Table | None:
     """What the paper says that a method was run with, and what ours were run with."""
     rows = []
     for where, settings in paper.settings.items():
@@ -284,7 +268,7 @@ def _settings(paper: Paper, runs: Sequence[Ran], heads: Sequence[str]) -> str:
             cells = [" / ".join(values) or NOTHING for values in ours]
             rows.append([setting.method, where, setting.words, setting.value, *cells])
     head = ["Method", "Source", "Setting", "Paper", *(f"Ours: {head}" for head in heads)]
-    return f"<h3>Settings</h3>{html_table(head, rows, words=3)}" if rows else ""
+    return Table(head, rows, words=3) if rows else None
 
 
 def _said(ran: Ran, key: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from markupsafe import Markup
+
 from fedkeel.papers import theory_page
 
-FIGURES: dict[str, Callable[[Sequence[int]], tuple[str, str]]] = {"theory": theory_page.section}
+FIGURES: dict[str, Callable[[Sequence[int]], tuple[Markup, str]]] = {"theory": theory_page.section}
 """By the name in a recipe; the seeds key the draws."""

@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel.papers.claims import Claim, Paper, Setting, Source
 
 METRICS = ("local", "global_incl", "c_std", "worst", "average_lgw")
-"""The columns of Tables 2 and 3, by what they hold: see ``metrics.personal``."""
+"""The columns of Tables 2 and 3, by what they hold: see ``reporting.personal_numbers``."""
 THREE = ("local", "global_incl", "average_lgw")
 """Those of Tables 4, 7 and 8."""
 Row = tuple[float | tuple[float, float], ...]
@@ -289,7 +289,7 @@ RECIPES: dict[str, tuple[Source, ...]] = {
     ),
 }
 
-_STRATEGIES = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")
+STRATEGIES = tuple(_TABLE_2["Digit5"])
 PAPER = Paper(
     "A Closer Look at Personalized Fine-Tuning in Heterogeneous Federated Learning",
     "Chen, Ghoukasian, Jin, Wang, Karimireddy, Li",
@@ -307,7 +307,7 @@ PAPER = Paper(
                 ("Learning rate", "0.001", "method.lr"),
             )
         ),
-        "Section 3.4": tuple(Setting(name, "Epochs", "15", "method.epochs") for name in _STRATEGIES),
+        "Section 3.4": tuple(Setting(name, "Epochs", "15", "method.epochs") for name in STRATEGIES),
         "Appendix B": (
             Setting("proximal-ft", "Proximal coefficient", "0.01", "method.mu"),
             Setting("soup-ft", "Models", "5", "method.models"),

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.papers import PAPERS
 from fedkeel.papers.theory import CONVERGED, NO_PROBING, World, draw, exact, fine_tune, matched, printed, sample_moment
 from fedkeel.papers.theory.world import Array
-from fedkeel.reporting import html, plots
-from fedkeel.reporting.tables import html_table
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, HEIGHT, MUTED, Picture
+from fedkeel.reporting.render import render
+from fedkeel.reporting.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +35,7 @@ NEAR = 9
 """how many of them Figure 6 has: up to 100"""
 ETAS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 SHARE, ROWS = 0.5, 15
-FT, LPFT = plots.COLOURS[1], plots.COLOURS[0]
+FT, LPFT = COLOURS[1], COLOURS[0]
 
 
 @dataclass(frozen=True)
@@ -54,28 +56,24 @@ class Curves:
         return as_printed, truth, simulated
 
 
-def section(seeds: Sequence[int]) -> tuple[str, str]:
-    """The figure, what is seen in it and two tables, as HTML and as plain text."""
+@dataclass(frozen=True)
+class Counted:
+    """A table with its title and a note on how to read it."""
+
+    title: str
+    table: Table
+    note: str
+
+
+def section(seeds: Sequence[int]) -> tuple[Markup, str]:
+    """The figure, what is seen in it and two tables, for a page and as plain text."""
     worlds = [draw(generator(seed, "theory", number)) for seed in seeds for number in range(DRAWS)]
     curves = [measure(worlds, eps) for eps in NOISES]
-    seen = explain(curves)
-    wins, held = win_fractions(worlds), what_holds(seeds)
-    paper = PAPERS["lp-ft"]
-    setting = (
-        f"{paper.authors}, {paper.title}, {paper.where}. Mean over {len(worlds):,} random worlds: B* 10 × 20, "
-        f"5 clients, η = {ETA:g}. V_com ~ N(0, I) and the range of λ are our choice, the paper does not give them. "
-        "docs/theory.md has the derivation."
-    )
-    body = html._cards([*(loss_panel(curve) for curve in curves), ratio_panel(curves)])
-    tables = [f"<h3>{escape(title)}</h3>{html_table(head, rows, 1)}<p class='note'>{escape(note)}</p>"
-              for title, head, rows, note in (wins, held)]  # fmt: skip
-    page = html._section(
-        "Figure 6, three ways",
-        f"<p>{escape(seen)}</p><p class='note'>{escape(setting)}</p>",
-        body,
-        *tables,
-    )
-    return page, "\n\n".join([seen, *(_text(title, head, rows) for title, head, rows, _ in (wins, held))])
+    seen, tables = explain(curves), [win_fractions(worlds), what_holds(seeds)]
+    figures = [*(loss_panel(curve) for curve in curves), ratio_panel(curves)]
+    values = {"seen": seen, "worlds": len(worlds), "eta": f"{ETA:g}", "figures": figures, "tables": tables}
+    page = render("theory.html", "fedkeel.papers", paper=PAPERS["lp-ft"], **values)
+    return page, "\n\n".join([seen, *map(_text, tables)])
 
 
 def measure(worlds: Sequence[World], eps: float) -> Curves:
@@ -121,7 +119,7 @@ def explain(curves: Sequence[Curves]) -> str:
     )
 
 
-def loss_panel(curve: Curves) -> plots.Picture:
+def loss_panel(curve: Curves) -> Picture:
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import LogLocator
 
@@ -139,13 +137,13 @@ def loss_panel(curve: Curves) -> plots.Picture:
         f"Figure 6, ε = {curve.eps:g}: the crossing at λ ≈ {_round(crossing(curve.ratios[0]))} is there as printed only"
     )
     note = "Broad: exact. Dashed: as printed. Circles: simulated. LP-FT's three are the same."
-    return plots.Picture(title, plots._draw(f"theory {curve.eps}", plots.HEIGHT, paint), note)
+    return Picture(title, canvas.draw(f"theory {curve.eps}", HEIGHT, paint), note)
 
 
-def ratio_panel(curves: Sequence[Curves]) -> plots.Picture:
+def ratio_panel(curves: Sequence[Curves]) -> Picture:
     def paint(axes: Axes) -> None:
-        axes.axhline(1, color=plots.MUTED, linewidth=1.2, zorder=1)
-        for curve, colour in zip(curves, plots.COLOURS[2:], strict=False):
+        axes.axhline(1, color=MUTED, linewidth=1.2, zorder=1)
+        for curve, colour in zip(curves, COLOURS[2:], strict=False):
             as_printed, truth, simulated = curve.ratios
             name = f"ε = {curve.eps:g}"
             axes.plot(LAMBDAS, truth, color=colour, linewidth=6, alpha=0.3, label=f"{name}, exact")
@@ -155,17 +153,14 @@ def ratio_panel(curves: Sequence[Curves]) -> plots.Picture:
         _finish(axes, "LP-FT's mean global loss over FT's")
 
     title = "Below 1 LP-FT is better: as printed where clients are alike, in truth where they differ most"
-    return plots.Picture(
+    return Picture(
         title,
-        plots._draw("theory ratio", plots.HEIGHT, paint),
+        canvas.draw("theory ratio", HEIGHT, paint),
         "The same losses as a ratio, and for clients that differ more.",
     )
 
 
-Table = tuple[str, list[str], list[list[str]], str]
-
-
-def win_fractions(worlds: Sequence[World]) -> Table:
+def win_fractions(worlds: Sequence[World]) -> Counted:
     """In how many worlds LP-FT is not worse, by learning rate, and the exact condition for it."""
     rows = []
     for eta in ETAS:
@@ -185,10 +180,10 @@ def win_fractions(worlds: Sequence[World]) -> Table:
         "Theorem 4.4 says 100 in the third column, Theorem 4.5 in the last two. The exact condition of Theorem 4.4 is "
         "that of the second column; neither λ nor the number of clients is in it."
     )
-    return "Where LP-FT's global loss is not the higher one, % of the worlds", head, rows, note
+    return Counted("Where LP-FT's global loss is not the higher one, % of the worlds", Table(head, rows, words=1), note)
 
 
-def what_holds(seeds: Sequence[int]) -> Table:
+def what_holds(seeds: Sequence[int]) -> Counted:
     """FT and LP-FT where both have brought the client's own loss to the same value: the population, and few rows."""
     rows, left_out = [], 0
     for name, few in (("population", False), (f"{ROWS} rows", True)):
@@ -214,7 +209,7 @@ def what_holds(seeds: Sequence[int]) -> Table:
         f"it was; LP-FT is still probing then. On the population the two all but tie: exactly so if FT takes one step. "
         f"{left_out} worlds in which FT on {ROWS} rows never gets there are left out."
     )
-    return "At the same local loss", head, rows, note
+    return Counted("At the same local loss", Table(head, rows, words=1), note)
 
 
 def _finish(axes: Axes, what: str) -> None:
@@ -230,7 +225,7 @@ def _finish(axes: Axes, what: str) -> None:
     axes.grid(axis="y")
     axes.set_xlabel("λ: how much clients differ")
     axes.set_title(what)
-    plots._legend(axes, True)
+    canvas.legend(axes, True)
 
 
 def _power(value: float, _: Any) -> str:
@@ -255,7 +250,7 @@ def _both(words: Any) -> str:
     return " and ".join(words)
 
 
-def _text(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _text(counted: Counted) -> str:
     from io import StringIO
 
     from rich.box import SIMPLE_HEAD
@@ -263,10 +258,11 @@ def _text(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     from rich.table import Table as Lines
 
     out = StringIO()
+    head, title = counted.table.head, counted.title
     lines = Lines(*head, box=SIMPLE_HEAD, padding=0, show_edge=False, title=title, title_justify="left")
     for column in lines.columns[1:]:
         column.justify = "right"
-    for row in rows:
+    for row in counted.table.rows:
         lines.add_row(*row)
     Console(file=out, width=100, color_system=None).print(lines)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())

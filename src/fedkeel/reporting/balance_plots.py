@@ -1,11 +1,10 @@
 """Figures of frequent and rare classes: who is served how well, by which branch, and how that went round by round.
 
-They are those of FedPuReL (arXiv 2605.02247), drawn of our runs: Figures 5b, 7, 8 and 9, and the drift from zero-shot.
+They are like those of FedPuReL (arXiv 2605.02247): Figures 5b, 7 and 9, and the drift from zero-shot.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.balance import GROUPS, Balance, Moment, Scores
-from fedkeel.reporting.plots import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Look, Picture, _draw, _legend
-from fedkeel.reporting.tables import Group
+from fedkeel.reporting import canvas
+from fedkeel.reporting.balance_numbers import GROUPS, Balance, Moment, Scores
+from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.plots import Look
 from fedkeel.reporting.ways import mean_and_deviation
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ MOST_POINTS = 30
 """More classes than this are drawn as means of neighbours."""
 MOST_TOGETHER = 3
 """Of more methods than this, global and personal models have figures of their own."""
-STAR = "#d62728"
 ZERO_SHOT_LINE: Any = (0, (1, 1.6))
 DASHED: Any = (0, (5, 2))
 GLOBAL, PERSONAL = "global model", "personal models"
@@ -106,12 +106,12 @@ def _ranked(title: str, served: Sequence[Served], models: Sequence[str], look: L
         axes.grid(axis="y")
         axes.set_xlabel("training rows of the class, all clients together")
         axes.set_title("accuracy of the class, %")
-        _legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
+        canvas.legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
 
     note = _pair([f"{MEASURED[model]}{POOLED if model == PERSONAL else ''}" for model in models])
     note += f" Each point: mean of about {classes / len(rows):.0f} classes." if len(rows) < classes else ""
     note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in served) else ""
-    return Picture(title, _draw(title, HEIGHT, paint), note)
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note)
 
 
 def _name(one: Served, line: str, methods: int, lines: int) -> str:
@@ -169,12 +169,12 @@ def branches(one: Served, where: str) -> Picture | None:
         axes.set_ylim(len(known) - 0.4, -0.6)
         axes.set_xlim(0, 100)
         axes.set_xlabel("share of the right answers, %")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"Which branch right answers are due to: {one.group.method}{where}"
     note = "Right answers of the personal models on the clients' own test rows; each is put down to the branch with "
     note += "the higher logit of the true class." + (" Mean over the seeds." if len(found) > 1 else "")
-    return Picture(title, _draw(title, 1.2 + 0.5 * len(known), paint), note)
+    return Picture(title, canvas.draw(title, 1.2 + 0.5 * len(known), paint), note)
 
 
 def rounds(served: Sequence[Served], look: Look, where: str) -> list[Picture]:
@@ -245,11 +245,11 @@ def _over_rounds(
         axes.grid(axis="y")
         axes.set_xlabel("round")
         axes.set_title(axis)
-        _legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
+        canvas.legend(axes, len(axes.get_legend_handles_labels()[0]) > 1)
 
     note = _pair([note for _, note in lines.values()])
     note += " Line: mean over the seeds; band: lowest to highest seed." if any(len(c) > 1 for *_, c in curves) else ""
-    return [Picture(f"{title}{where}", _draw(f"{title}{where}", HEIGHT, paint), note)]
+    return [Picture(f"{title}{where}", canvas.draw(f"{title}{where}", HEIGHT, paint), note)]
 
 
 def _curves(one: Served, value: Value) -> np.ndarray:
@@ -275,46 +275,3 @@ def _both(what: str) -> dict[str, Line]:
 
 def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
-
-
-def sweeps(served: Sequence[Served], where: str) -> list[Picture]:
-    """Personal models over lambda, by group, the best point of each starred (Figure 8); for three values or more."""
-    found: dict[str, dict[float, Served]] = {}
-    for one in served:
-        others = {key: value for key, value in one.group.runs[0].start["config"]["method"].items() if key != "lam"}
-        if one.setting("lam") is not None:
-            found.setdefault(json.dumps(others, sort_keys=True), {})[float(one.setting("lam"))] = one
-    return [_sweep(dict(sorted(points.items())), where) for points in found.values() if len(points) > 2]
-
-
-def _sweep(points: Mapping[float, Served], where: str) -> Picture:
-    lines = {"overall": "overall", **{name: name for name in GROUPS}}
-    values = {
-        label: np.array([one.mean("pm", what)[0] for one in points.values()], dtype=float)
-        for label, what in lines.items()
-    }
-    x = np.array(list(points))
-
-    def paint(axes: Axes) -> None:
-        axes.set_facecolor("none")
-        for number, (label, curve) in enumerate(values.items()):
-            if np.isnan(curve).all():
-                continue
-            colour = INK if label == "overall" else COLOURS[number - 1]
-            axes.plot(x, curve, color=colour, marker=MARKERS[number], markersize=5, label=label)
-            best = int(np.nanargmax(curve))
-            axes.plot(x[best], curve[best], "*", color=STAR, markersize=16, markeredgecolor="white", zorder=5)
-        axes.plot([], [], "*", color=STAR, markersize=12, linestyle="none", label="best")
-        axes.set_xticks(x, [f"{value:g}" for value in x])
-        axes.grid(axis="y", color=FAINT)
-        axes.set_xlabel("lambda")
-        axes.set_title("accuracy of the personal models, %")
-        _legend(axes, True)
-
-    method = next(iter(points.values())).group.runs[0].method
-    peft = next(iter(points.values())).setting("peft")
-    title = f"What lambda does to whom: {method}{f' ({peft})' if peft else ''}{where}"
-    note = "Weight of the personal branch's own loss against that of both branches together. Overall: mean over the "
-    note += "clients; head, mid and tail: mean over their classes, all clients' test rows together."
-    note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in points.values()) else ""
-    return Picture(title, _draw(title, HEIGHT, paint), note)

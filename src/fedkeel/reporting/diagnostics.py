@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedkeel.reporting import plots
-from fedkeel.reporting.plots import HEIGHT, Look, Picture
-from fedkeel.reporting.tables import NOTHING, Group, html_table
+from fedkeel.reporting import canvas, plots
+from fedkeel.reporting.canvas import HEIGHT, Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.plots import Look
+from fedkeel.reporting.tables import NOTHING, Table
 from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-MOST_COMMON = 0.5
-"""A larger share of the features' energy in their mean is worth a warning."""
 
 
 class Measure(NamedTuple):
@@ -51,34 +50,6 @@ MEASURES = (
         "that all classes share counts too.",
     ),
 )
-GEOMETRY_NOTE = (
-    "Of the training features as the heads see them; all distances are squared. Good features have a small alignment "
-    "(two rows of a class are close), a small intra (rows are close to the centre of their class), a large inter "
-    "(centres of classes are far apart) and so a small ratio of the two: below 1, a row is on average nearer to its "
-    "own centre than centres are to each other. Compare encoders by the ratio: where all rows share one mean, "
-    "alignment and intra are small as well. The energy in that mean is of the features as encoded: near 0 % is good; "
-    "above 50 %, leave the features centred."
-)
-
-
-def common_mean(energy: float | None, source: str, features: str) -> str | None:
-    """What to know about features whose energy is mostly one common mean that is left in; None if there is nothing."""
-    if not energy or energy <= MOST_COMMON or features == "centred":
-        return None
-    return (
-        f"{100 * energy:.0f} % of the energy of the features of {source} is one mean that all rows share, and "
-        f'data.features = "{features}" leaves it in. Heads trained on such features drift apart on clients that hold '
-        'few classes, so the published recipe is expected to fail here. Set data.features = "centred".'
-    )
-
-
-def drift_note(found: Sequence[Group]) -> str:
-    """How to read the curves of drift."""
-    note = (
-        "Gradients at the heads after each round (0 = before training), of the loss that the next round trains, over "
-        "all rows of all clients."
-    )
-    return f"{note} {plots._band_note(found)}".strip()
 
 
 def drift_curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[Picture]:
@@ -93,7 +64,7 @@ def _curve(measure: Measure, groups: Sequence[Group], among: Sequence[Group], lo
         return [np.nan if event[measure.key] is None else event[measure.key] for event in run.drift]
 
     scale = _log_scale(among, values)
-    curves = plots._Curves(groups, look, values, _rounds, scale)
+    curves = plots.Curves(groups, look, values, _rounds, scale)
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -105,8 +76,8 @@ def _curve(measure: Measure, groups: Sequence[Group], among: Sequence[Group], lo
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
-    title = f"{measure.title}{plots._where(groups)}"
-    return Picture(title, plots._draw(title, HEIGHT, paint), measure.note)
+    title = f"{measure.title}{plots.where(groups)}"
+    return Picture(title, canvas.draw(title, HEIGHT, paint), measure.note)
 
 
 def _rounds(group: Group) -> np.ndarray:
@@ -119,8 +90,8 @@ def _log_scale(groups: Sequence[Group], values: Callable[[Record, Record | None]
     return (min(points) / 1.25, max(points) * 1.25) if points else (0.1, 1.0)
 
 
-def geometry_table(found: Sequence[Group]) -> str:
-    """One row per source, encoder and preparation; empty where no run has measured it."""
+def geometry_table(found: Sequence[Group]) -> Table | None:
+    """One row per source, encoder and preparation; None where no run has measured it."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for run in (run for group in found for run in group.runs if run.geometry):
         data, features = run.start["data"], run.start["config"]["data"].get("features", "centred")
@@ -130,7 +101,7 @@ def geometry_table(found: Sequence[Group]) -> str:
         numbers.append(NOTHING if energy is None else f"{100 * energy:.1f} %")
         rows.setdefault((str(data["source"]), str(data["encoder"]), features), numbers)
     head = ["Data", "Encoder", "Features", "Alignment", "Intra", "Inter", "Ratio", "Energy in the mean"]
-    return html_table(head, [[*key, *numbers] for key, numbers in rows.items()], words=3) if rows else ""
+    return Table(head, [[*key, *numbers] for key, numbers in rows.items()], words=3) if rows else None
 
 
 def _number(value: float | None) -> str:

@@ -1,21 +1,23 @@
 """Personal models on the page: which model was tested on which data stands beside every number.
 
-The names are those of ``metrics.personal``; columns are those of LP-FT's tables (arXiv 2511.12695), and what its text
+The names are those of ``personal_numbers``; columns are those of LP-FT's tables (arXiv 2511.12695), and what its text
 defines instead has a table of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 
-from fedkeel.metrics.personal import Personal
 from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
-from fedkeel.reporting.plots import Picture
-from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
-from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways
+from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.commentary import Commentary
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.personal_numbers import Personal
+from fedkeel.reporting.tables import NOTHING, Table, format_seconds, format_spread
+from fedkeel.reporting.ways import Way, label, mean_and_deviation, waiting, ways
 from fedkeel.runs.events import Record
 
 BEFORE = "global model (before)"
@@ -35,52 +37,51 @@ PRINTED = {
     "c_std_text": "C-Std of the own test sets",
     "average_lg": "Average of Local, Global (others')",
 }
-MEANING = (
-    "Local: each personal model on the test set of its own client. Global: each on the test sets of all clients, its "
-    "own included. Worst: each on the one test set of another client that it does worst on. C-Std: the standard "
-    "deviation of one model over the test sets of all clients (lower is better). All are means over the personal "
-    "models. Average: (Local + Global + Worst) / 3. These are what the tables of LP-FT (arXiv 2511.12695) hold. The "
-    "first row is the global model in the place of every personal one."
-)
-PRINTED_MEANING = (
-    "The text of LP-FT defines four of them otherwise than its tables hold them: Global on the other clients' test "
-    "sets only, Worst as the lowest of the local accuracies, C-Std as their standard deviation, Average as (Local + "
-    "Global) / 2. Not to be set beside the paper's tables."
-)
-MOVED_MEANING = (
-    "Distortion: mean distance (l2) between the features of the global and of the personal model, over the training "
-    "rows of the model's own client. Drop: accuracy of the global model minus that of the personal models, both on the "
-    "test sets of all clients. FLOPs are estimates."
-)
 
 
-def parts(found: Sequence[Group]) -> list[str | list[Picture]]:
-    """Tables, notes and figures of the personal models of some runs; nothing where there are none."""
-    made = ways(found)
-    if not made:
-        return []
-    several = len({id(way.group) for way in made}) > 1
-    shown: list[str | list[Picture]] = [
-        _note(f"{_basis(made)} {MEANING}"),
-        _table(made, TABULATED, several),
-        _seeds_note(made, waiting(found)),
-        *(_note(line) for line in _verdicts(made, several)),
-        *(_note(line) for line in _probing(made)),
-    ]
-    mapped = sum(len(_typical(_of(made, group))) for group in _groups(made)) <= MOST_MAPS
-    drawn = [
-        _pictures(_of(made, group), f" ({group.method}, {group.partition})" if several else "", mapped)
-        for group in _groups(made)
-    ]
+@dataclass(frozen=True)
+class PersonalSection:
+    """How well the models serve that clients have for themselves."""
+
+    basis: str
+    """what the test set of a client is"""
+    tabulated: Table
+    seeds: int
+    waiting: int
+    """how many attempts have not ended"""
+    remarks: Sequence[str]
+    figures: Sequence[Sequence[Picture]]
+    mapped: bool
+    """whether the figures say which model does how well on whose test set"""
+    moved: Table | None
+    printed: Table | None
+    """both None where no model was tested elsewhere"""
+
+
+def section(found: Sequence[Group], commentary: Commentary) -> PersonalSection | None:
+    """Tables, remarks and figures of the personal models of some runs; None where there are none."""
+    grouped = [made for group in found if (made := ways([group]))]
+    if not grouped:
+        return None
+    several, every = len(grouped) > 1, [way for made in grouped for way in made]
+    named = [(made, f" ({made[0].group.method}, {made[0].group.partition})" if several else "") for made in grouped]
+    remarks = [line for made, where in named for line in commentary.on_personal(made, where)]
+    mapped = sum(len(_typical(made)) for made in grouped) <= MOST_MAPS
+    drawn = [_pictures(made, where, mapped) for made, where in named]
     alone = all(len(pictures) == 1 for pictures in drawn)
-    shown += [[picture for pictures in drawn for picture in pictures]] if alone else drawn
-    if not mapped:
-        shown.append(_note("Which model does how well on whose test set is drawn on the page of each single run."))
-    tested = [way for way in made if way.mean("global_incl")[0] is not None]  # a method's own models are not, elsewhere
-    if tested:
-        shown += ["<h3>What moved, and what it took</h3>", _note(MOVED_MEANING), _moved(tested, several)]
-        shown += ["<h3>As the paper's text defines them</h3>", _note(PRINTED_MEANING), _table(tested, PRINTED, several)]
-    return shown
+    # A method's own models are not tested elsewhere.
+    tested = [away for made in grouped if (away := [way for way in made if way.mean("global_incl")[0] is not None])]
+    return PersonalSection(
+        basis=" / ".join(dict.fromkeys(personal.basis for way in every for personal in way.seeds)),
+        tabulated=_table(grouped, TABULATED, several),
+        seeds=max(len(way.records) for way in every),
+        waiting=waiting(found),
+        remarks=[*remarks, *(line for made in grouped for line in _probing(made))],
+        figures=[[picture for pictures in drawn for picture in pictures]] if alone else drawn,
+        mapped=mapped,
+        moved=_moved(tested, several) if tested else None,
+        printed=_table(tested, PRINTED, several) if tested else None,
+    )
 
 
 def as_text(records: Sequence[Record]) -> str:
@@ -111,24 +112,6 @@ def as_text(records: Sequence[Record]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
-def _verdicts(made: Sequence[Way], several: bool) -> Iterable[str]:
-    """For every group of runs which of the paper's strategies is best, and whether that is LP-FT, as it claims."""
-    for group in _groups(made):
-        ranked = [way for way in _of(made, group) if way.name in ORDER]
-        if len(ranked) < 2 or "lp-ft" not in {way.name for way in ranked}:
-            continue
-        found = []
-        for metric, words in (("average_lgw", "Average"), ("global_incl", "Global")):
-            means = [(way.mean(metric)[0], way) for way in ranked]
-            scores = [(score, way) for score, way in means if score is not None]
-            best, ours = max(score for score, _ in scores), max(score for score, way in scores if way.name == "lp-ft")
-            winner = next(way for score, way in scores if score == best)
-            behind = "" if winner.name == "lp-ft" else f", {best - ours:.1f} points above lp-ft"
-            found.append(f"best {words}: {winner.label} ({best:.1f} %{behind})")
-        where = f" ({group.method}, {group.partition})" if several else ""
-        yield f"Of the paper's strategies{where}, {'; '.join(found)}. The paper finds LP-FT best in both on most data."
-
-
 def _pictures(made: Sequence[Way], where: str, mapped: bool) -> list[Picture]:
     """Of one group of runs."""
     few = _typical(made)
@@ -155,18 +138,17 @@ def _rank(way: Way) -> float:
     return average if average is not None else local if local is not None else -1.0
 
 
-def _table(made: Sequence[Way], columns: Mapping[str, str], several: bool) -> str:
+def _table(grouped: Sequence[Sequence[Way]], columns: Mapping[str, str], several: bool) -> Table:
     """Before, and each way after; group by group."""
     head = [*(["Method", "Split"] if several else []), "Model", *(f"{words}, %" for words in columns.values())]
     rows = []
-    for group in _groups(made):
-        mine = _of(made, group)
-        names = [group.method, group.partition] if several else []
+    for mine in grouped:
+        names = [mine[0].group.method, mine[0].group.partition] if several else []
         before = _before(mine)
         lines = [(BEFORE, [mean_and_deviation([getattr(b, key) for b in before]) for key in columns])] if before else []
         lines += [(way.label, [way.mean(key) for key in columns]) for way in mine]
         rows += [[*names, label, *(format_spread(*number, digits=2) for number in numbers)] for label, numbers in lines]
-    return html_table(head, rows, words=3 if several else 1)
+    return Table(head, rows, words=3 if several else 1)
 
 
 def _before(made: Sequence[Way]) -> list[Personal]:
@@ -179,36 +161,34 @@ def _before(made: Sequence[Way]) -> list[Personal]:
     return list(found.values())
 
 
-def _moved(made: Sequence[Way], several: bool) -> str:
+def _moved(grouped: Sequence[Sequence[Way]], several: bool) -> Table:
     head = [*(["Method", "Split"] if several else []), "Model", "Feature distortion", "Drop in Global, points"]
     head += ["Seconds per client", "FLOPs per client"]
     rows = [
         [*([way.group.method, way.group.partition] if several else []), way.label,
          format_spread(*way.mean("distortion_mean", 1), digits=3), format_spread(*way.mean("drop_in_global"), digits=2),
          format_seconds(way.spent("seconds")), format_flops(way.spent("flops"))]
-        for way in made
+        for mine in grouped
+        for way in mine
     ]  # fmt: skip
-    return html_table(head, rows, words=3 if several else 1)
+    return Table(head, rows, words=3 if several else 1)
 
 
-def _probing(made: Sequence[Way]) -> Iterable[str]:
-    """What linear probing costs on top of fine-tuning: of the first way in a group of runs that has both phases."""
-    told: set[int] = set()
+def _probing(made: Sequence[Way]) -> list[str]:
+    """What linear probing costs on top of fine-tuning: of the first way that has both phases."""
     for way in made:
-        if id(way.group) in told:
-            continue
         probe, tune = ([way.spent(what, phase) for what in ("seconds", "flops")] for phase in ("probe", "tune"))
         if probe[0] is None or not tune[0]:
             continue
-        told.add(id(way.group))
         share = f"{100 * probe[0] / tune[0]:.3g} % of the seconds"
         if probe[1] is not None and tune[1]:
             share += f" and {100 * probe[1] / tune[1]:.2g} % of the FLOPs"
-        yield (
+        return [
             f"Extra cost of the linear probing of {way.label} on {way.group.partition}: {format_seconds(probe[0])} and "
             f"{format_flops(probe[1])} FLOPs per client (phase probe), {share} of the fine-tuning after it (phase "
             f"tune: {format_seconds(tune[0])}, {format_flops(tune[1])} FLOPs)."
-        )
+        ]
+    return []
 
 
 def format_flops(count: float | None) -> str:
@@ -220,28 +200,3 @@ def format_flops(count: float | None) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} P"
-
-
-def _basis(made: Sequence[Way]) -> str:
-    found = dict.fromkeys(personal.basis for way in made for personal in way.seeds)
-    return f"Accuracy in %. The test set of a client: {' / '.join(found)}."
-
-
-def _seeds_note(made: Sequence[Way], open_ones: int) -> str:
-    seeds = any(len(way.records) > 1 for way in made)
-    text = ["Means over the seeds, ± sample standard deviation."] if seeds else []
-    if open_ones:
-        text.append(f"{open_ones} not finished and left out: fedkeel personalize, with the same words, makes it whole.")
-    return _note(" ".join(text)) if text else ""
-
-
-def _groups(made: Sequence[Way]) -> list[Group]:
-    return list({id(way.group): way.group for way in made}.values())
-
-
-def _of(made: Sequence[Way], group: Group) -> list[Way]:
-    return [way for way in made if way.group is group]
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'

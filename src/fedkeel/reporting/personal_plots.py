@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.personal import Personal
-from fedkeel.reporting.plots import (
-    COLOURS,
-    FAINT,
-    HEIGHT,
-    INK,
-    MARKERS,
-    MUTED,
-    Picture,
-    _draw,
-    _figure,
-    _legend,
-    _short,
-)  # fmt: skip
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.ways import Way
 
 if TYPE_CHECKING:
@@ -67,8 +56,8 @@ def heat_map(way: Way, where: str) -> Picture | None:
         axes.set_facecolor("#e7e9ec")
         image = axes.imshow(np.ma.masked_invalid(matrix), aspect="auto", cmap=colours, vmin=0, vmax=100)
         every = -(-len(names) // MOST_NAMES)
-        axes.set_yticks(range(0, len(owners), every), [_short(names[k], 14) for k in owners[::every]])
-        below = [_short(name, 14) for name in names[::every]]
+        axes.set_yticks(range(0, len(owners), every), [canvas.short(names[k], 14) for k in owners[::every]])
+        below = [canvas.short(name, 14) for name in names[::every]]
         axes.set_xticks(range(0, len(names), every), below)
         axes.tick_params(axis="x", rotation=0 if len("".join(below)) <= 26 else 90, length=0, labelcolor=INK)
         axes.tick_params(axis="y", labelcolor=INK)
@@ -79,13 +68,13 @@ def heat_map(way: Way, where: str) -> Picture | None:
             for (i, j), value in np.ndenumerate(matrix):
                 if not np.isnan(value):
                     axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value > 55 else INK)
-        bar = _figure(axes).colorbar(image, ax=axes, aspect=30)
+        bar = canvas.figure_of(axes).colorbar(image, ax=axes, aspect=30)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)
 
     title = f"Whose model on whose test set, %: {way.label}{where}"
     note = "The diagonal is Local: a client's own model on its own test set." + _seeds(alike)
-    return Picture(title, _draw(title, 1.7 + 0.3 * min(len(owners), 24), paint), note)
+    return Picture(title, canvas.draw(title, 1.7 + 0.3 * min(len(owners), 24), paint), note)
 
 
 def distortion(ways: Sequence[Way], where: str) -> Picture | None:
@@ -114,13 +103,13 @@ def distortion(ways: Sequence[Way], where: str) -> Picture | None:
         axes.grid(axis="both")
         axes.set_xlabel("feature distortion (l2), own training rows")
         axes.set_title("drop in global accuracy (all test sets), points")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"Distorted features and lost global accuracy{where}"
     note = "Further right: personal features are further from the global ones. Higher: more accuracy on the test sets "
     note += "of all clients was lost, against the global model; below 0 it was gained."
     note += " Small points: single seeds." if any(len(way.seeds) > 1 for way in ways) else ""
-    return Picture(title, _draw(title, HEIGHT, paint), note)
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note)
 
 
 def shade(keys: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -163,15 +152,15 @@ def _dots(
             colour, marker = shades[label]
             beside = places + 0.5 * ((number + 0.5) / len(ends) - 0.5)  # equal numbers are both seen
             axes.plot(values[rows], beside, marker, color=colour, markersize=7, alpha=0.9, label=label)
-        axes.set_yticks(places, [_short(name) for name in names])
+        axes.set_yticks(places, [canvas.short(name) for name in names])
         axes.tick_params(axis="y", labelcolor=INK)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(axis="x")
         axes.set_xlabel("accuracy, %")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     part = f" The {len(rows)} of {len(known)} clients that were served worst before." if len(rows) < len(known) else ""
-    svg = _draw(title, 1.0 + (0.45 if len(rows) <= 10 else 0.3) * len(rows), paint)
+    svg = canvas.draw(title, 1.0 + (0.45 if len(rows) <= 10 else 0.3) * len(rows), paint)
     return Picture(title, svg, note + part + _seeds(found[0][1]))
 
 

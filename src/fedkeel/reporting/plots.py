@@ -1,76 +1,28 @@
-"""Figures of a report as SVG text to be set into a page: the same records give the same bytes."""
+"""Figures of every report: accuracy round by round and for bytes, by class, by client, and who holds what."""
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeel.metrics.convergence import retained
-from fedkeel.reporting.tables import Group, format_bytes
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.tables import format_bytes
 from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours without black and yellow: told apart by every kind of colour vision, and seen on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
-MARKERS = ("o", "s", "^", "D", "v", "P")
 IID_LINE: Any = (0, (1, 1.6))
 DASHES = ((5, 2), (7, 2, 1.5, 2), (3, 1.5), (9, 3), (4, 1.5, 1, 1.5, 1, 1.5))
 LINES: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES))
-INK, MUTED, FAINT = "#24292f", "#6a737d", "#e7e9ec"
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-# 6.6 inches are 475 units of the SVG: text of 13 units is still read on a phone, where a figure is 350 pixels wide.
-WIDTH, HEIGHT, LEGEND_LINE = 6.6, 3.9, 0.28
 MOST_CLASSES, MOST_CLIENTS = 30, 300
-STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedkeel",
-    "text.parse_math": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "text.color": INK,
-    "font.size": 13,
-    "axes.labelsize": 13,
-    "axes.labelcolor": MUTED,
-    "axes.titlesize": 13,
-    "axes.titlecolor": MUTED,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.edgecolor": "#c4c9cf",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "xtick.color": "#c4c9cf",
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "ytick.left": False,
-    "grid.color": FAINT,
-    "lines.linewidth": 2.2,
-    "legend.frameon": False,
-    "legend.fontsize": 13,
-    "legend.borderpad": 0.7,
-    "legend.handlelength": 2.4,
-}
 Values = Callable[[Record, Record | None], list[float]]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, its title in plain words, and a note on how to read it."""
-
-    title: str
-    svg: str
-    note: str
 
 
 @dataclass(frozen=True)
@@ -106,32 +58,32 @@ def accuracy_curves(groups: Sequence[Group], look: Look, among: Sequence[Group])
 
     The figure has the scale of all groups ``among`` which it stands, so that figures can be compared.
     """
-    title = f"Accuracy, round by round{_where(groups)}"
-    curves = _Curves(groups, look, _accuracies, _rounds, _scale(among, _accuracies))
-    svg = _draw(title, HEIGHT, lambda axes: curves.paint(axes, "accuracy on the test rows, %", "round"))
-    return Picture(title, svg, _band_note(groups))
+    title = f"Accuracy, round by round{where(groups)}"
+    curves = Curves(groups, look, _accuracies, _rounds, _scale(among, _accuracies))
+    svg = canvas.draw(title, HEIGHT, lambda axes: curves.paint(axes, "accuracy on the test rows, %", "round"))
+    return Picture(title, svg, band_note(groups))
 
 
 def retained_curves(groups: Sequence[Group], look: Look, among: Sequence[Group]) -> Picture:
     """R(t) by round for groups that have IID twins; 100 is the twin. ``among`` as in ``accuracy_curves``."""
     low, high = _scale(among, _retained)
-    curves = _Curves(groups, look, _retained, _rounds, (min(low, 94), max(high, 102)))
+    curves = Curves(groups, look, _retained, _rounds, (min(low, 94), max(high, 102)))
 
     def paint(axes: Axes) -> None:
         axes.axhline(100, color=MUTED, linewidth=1.2, zorder=1)
         curves.paint(axes, "R(t), % of the accuracy of the IID twin", "round")
 
-    title = f"What is kept of the IID accuracy, round by round{_where(groups)}"
+    title = f"What is kept of the IID accuracy, round by round{where(groups)}"
     mean = _band(groups[0], _retained)[0]
     if len(groups) == 1 and len(mean):
-        title = f"{groups[0].method} keeps {mean[-1]:.1f} % of its IID accuracy{_where(groups)}"
-    note = f"100 = as accurate as with IID clients. {_band_note(groups)}"
-    return Picture(title, _draw(title, HEIGHT, paint), note.strip())
+        title = f"{groups[0].method} keeps {mean[-1]:.1f} % of its IID accuracy{where(groups)}"
+    note = f"100 = as accurate as with IID clients. {band_note(groups)}"
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note.strip())
 
 
 def traffic_curves(groups: Sequence[Group], look: Look, among: Sequence[Group]) -> Picture:
     """Test accuracy over the bytes sent so far: which method buys accuracy cheapest. ``among`` as above."""
-    curves = _Curves(groups, look, _accuracies, Group.traffic, _scale(among, _accuracies))
+    curves = Curves(groups, look, _accuracies, Group.traffic, _scale(among, _accuracies))
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -142,9 +94,9 @@ def traffic_curves(groups: Sequence[Group], look: Look, among: Sequence[Group]) 
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: format_bytes(count).replace(".0", "")))
 
-    title = f"Accuracy for the bytes sent{_where(groups)}"
-    note = f"Up and to the left is better; each step of the bytes axis multiplies. {_band_note(groups)}"
-    return Picture(title, _draw(title, HEIGHT, paint), note.strip())
+    title = f"Accuracy for the bytes sent{where(groups)}"
+    note = f"Up and to the left is better; each step of the bytes axis multiplies. {band_note(groups)}"
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note.strip())
 
 
 def class_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
@@ -169,19 +121,19 @@ def class_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
             for group, row in zip(groups, table, strict=True):
                 colour, marker = look.colour(group), look.marker(group.method)
                 axes.plot(row[worst], places, marker, color=colour, markersize=8, alpha=0.9, label=group.method)
-        axes.set_yticks(places, [_short(names[k]) for k in worst])
+        axes.set_yticks(places, [canvas.short(names[k]) for k in worst])
         axes.tick_params(axis="y", labelcolor=INK)
         axes.set_ylim(len(worst) - 0.4, -0.6)
         axes.set_xlim(0, 104)
         axes.grid(axis="x")
         axes.set_xlabel("accuracy, %")
-        _legend(axes, len(groups) > 1)
+        canvas.legend(axes, len(groups) > 1)
 
-    weakest = _short(names[worst[0]])
+    weakest = canvas.short(names[worst[0]])
     part = f"The {len(worst)} weakest of {len(known)} classes. " if len(worst) < len(known) else ""
     lost = f"{len(names) - len(known)} classes have no test rows. " if len(known) < len(names) else ""
     several = "Mean over the seeds." if any(len(group.shown) > 1 for group in groups) else ""
-    svg = _draw(f"classes{_where(groups)}", 1.0 + 0.28 * len(worst), paint)
+    svg = canvas.draw(f"classes{where(groups)}", 1.0 + 0.28 * len(worst), paint)
     return Picture(f"By class: {weakest} is the hardest", svg, f"{part}{lost}{several}".strip())
 
 
@@ -205,7 +157,7 @@ def client_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
         axes.grid(axis="y")
         axes.set_xlabel("clients, from worst to best served, %")
         axes.set_title("accuracy of the client, %")
-        _legend(axes, len(axes.lines) > 1)
+        canvas.legend(axes, len(axes.lines) > 1)
 
     lowest = min(float(np.quantile(values, 0.1)) for values in clients)
     bases = sorted({run.end["per_client_basis"] for group in groups for run, _ in group.shown if run.end})
@@ -216,7 +168,7 @@ def client_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
         title = "By client: how evenly the methods serve"
     seeds = "; seeds together" if any(len(group.shown) > 1 for group in groups) else ""
     note = f"Measured on: {' / '.join(bases)}. Clients without rows are left out{part}{seeds}."
-    return Picture(title, _draw(f"clients{_where(groups)}", HEIGHT, paint), note)
+    return Picture(title, canvas.draw(f"clients{where(groups)}", HEIGHT, paint), note)
 
 
 def label_map(record: Record, partition: str) -> Picture | None:
@@ -240,13 +192,15 @@ def label_map(record: Record, partition: str) -> Picture | None:
         scale = LogNorm(vmin=1, vmax=max(10, counts.max()))
         image = axes.imshow(grid, aspect="auto", interpolation="none", cmap=colours, norm=scale)
         every = -(-len(names) // MOST_CLASSES)
-        axes.set_yticks(range(0, len(names), every), [_short(name) for name in names[::every]])
+        axes.set_yticks(range(0, len(names), every), [canvas.short(name) for name in names[::every]])
         axes.tick_params(axis="y", labelcolor=INK)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
         axes.set_xlabel("clients, sorted by the class they hold most of")
         ticks: dict[str, Any] = {"ticks": LogLocator(), "format": FuncFormatter(lambda rows, _: f"{rows:,.0f}")}
-        bar = _figure(axes).colorbar(image, ax=axes, location="top", aspect=60, shrink=0.6, anchor=(0, 0), **ticks)
+        bar = canvas.figure_of(axes).colorbar(
+            image, ax=axes, location="top", aspect=60, shrink=0.6, anchor=(0, 0), **ticks
+        )
         bar.outline.set_visible(False)
         bar.ax.minorticks_off()
         bar.ax.tick_params(length=0, pad=2)
@@ -256,12 +210,12 @@ def label_map(record: Record, partition: str) -> Picture | None:
     full = clients["count"] - clients["empty"]
     note = f"{full:,} of {clients['count']:,} clients hold rows; seed {record.seed}."
     sample = f" {len(order)} of them are drawn." if len(order) < full else ""
-    svg = _draw(f"labels ({partition})", 1.6 + 0.25 * min(len(names), 36), paint)
+    svg = canvas.draw(f"labels ({partition})", 1.6 + 0.25 * min(len(names), 36), paint)
     return Picture(title, svg, note + sample)
 
 
 @dataclass(frozen=True)
-class _Curves:
+class Curves:
     """One line per group: ``values`` of its runs over ``places``, in the given vertical scale."""
 
     groups: Sequence[Group]
@@ -310,25 +264,7 @@ def _curve_legend(axes: Axes, look: Look, groups: Sequence[Group]) -> None:
         for partition, group in partitions.items():
             colour = MUTED if len(methods) > 1 else look.colour(group)
             axes.plot([], [], color=colour, linestyle=look.line(group), label=partition)
-    _legend(axes, len(groups) > 1)
-
-
-def _legend(axes: Axes, wanted: bool) -> None:
-    """A legend above the axes, where it can cover nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    if wanted:
-        columns = 1 if max(map(len, labels)) > 25 else 2 if max(map(len, labels)) > 14 else 3
-        figure = _figure(axes)
-        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * -(-len(labels) // columns))
-        figure.legend(
-            handles, [_short(label, 52) for label in labels], loc="outside upper left", ncols=columns, columnspacing=1.4
-        )
-
-
-def _figure(axes: Axes) -> Figure:
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return figure
+    canvas.legend(axes, len(groups) > 1)
 
 
 def _rounds(group: Group) -> np.ndarray:
@@ -351,50 +287,13 @@ def _band(group: Group, values: Values) -> tuple[np.ndarray, np.ndarray, np.ndar
     return stack.mean(axis=0), stack.min(axis=0), stack.max(axis=0)
 
 
-def _band_note(groups: Sequence[Group]) -> str:
+def band_note(groups: Sequence[Group]) -> str:
+    """What lines and bands are, if there are several seeds."""
     several = any(len(group.shown) > 1 for group in groups)
     return "Line: mean over the seeds; band: lowest to highest seed." if several else ""
 
 
-def _where(groups: Sequence[Group]) -> str:
+def where(groups: Sequence[Group]) -> str:
+    """For a title: the split, if there is but one."""
     partitions = {group.partition for group in groups}
     return f" ({partitions.pop()})" if len(partitions) == 1 else ""
-
-
-def _short(name: str, most: int = 24) -> str:
-    clean = "".join(c if c.isprintable() else "�" for c in str(name))
-    return clean if len(clean) <= most else clean[: most - 1] + "…"
-
-
-def _draw(name: str, height: float, paint: Callable[[Axes], None]) -> str:
-    """The SVG of what ``paint`` puts on the axes; figures of another name never share an id."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    with style.context(["default", STYLE]), warnings.catch_warnings():
-        # Text stays text, so it is the reader's fonts that must know a script, not the ones here.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        paint(figure.add_subplot())
-        buffer = StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return _inline(buffer.getvalue(), name)
-
-
-def _inline(svg: str, name: str) -> str:
-    """An SVG file as an element of a page: no prolog, no metadata, the reader's fonts, ids of its own."""
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    mark = "f" + blake2b(name.encode() + svg.encode(), digest_size=5).hexdigest()
-    root = f'<svg role="img" font-family="{FONTS}"'
-
-    def tag(match: re.Match[str]) -> str:
-        text = re.sub(r" font-family: [^;\"]*;", "", match[0])
-        text = re.sub(r'\bid="', f'id="{mark}-', text)
-        text = re.sub(r'(url\(|href=")#', rf"\1#{mark}-", text)
-        if text.startswith("<svg"):
-            text = re.sub(r' (width|height)="[^"]*"', "", text).replace("<svg", root, 1)
-        return text
-
-    # Inside tags only: a class may be called anything, and its name must come out as it went in.
-    return re.sub(r"<[^>]+>", tag, svg)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting import canvas
+from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.personal_plots import shade
-from fedkeel.reporting.plots import COLOURS, HEIGHT, INK, MUTED, Picture, _draw, _legend
 from fedkeel.reporting.ways import Way, mean_and_deviation
 
 if TYPE_CHECKING:
@@ -87,13 +88,13 @@ def curves(panel: Panel, where: str) -> Picture:
         axes.grid(axis="y")
         axes.set_xlabel("epochs")
         axes.set_title("accuracy of the personal models, %")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     by = f" by {panel.key}" if panel.key else ""
     title = f"{panel.name} over its epochs{by}{where}"
     note = "Solid: on the test sets of all clients (Global). Dashed: on the own test set (Local). At 0 epochs: the "
     note += "global model. Global that falls while Local rises is overfitting to the client."
-    return Picture(title, _draw(title, HEIGHT, paint), note + _seeds(panel.curves.values()))
+    return Picture(title, canvas.draw(title, HEIGHT, paint), note + _seeds(panel.curves.values()))
 
 
 def flooding(ways: Sequence[Way], where: str) -> Picture | None:
@@ -124,12 +125,14 @@ def flooding(ways: Sequence[Way], where: str) -> Picture | None:
         axes.set_xlabel("flooding level: the training loss is kept near it")
         axes.set_title("global accuracy (all test sets), %")
         axes.grid(axis="y")
-        _legend(axes, True)
+        canvas.legend(axes, True)
 
     title = f"Global accuracy at the same training loss{where}"
     note = "Personal models on the test sets of all clients, trained on |L - b| + b with b the flooding level: what "
     note += "differs at one level is not how far the loss was driven down."
-    return Picture(title, _draw(title, HEIGHT, paint), note + _seeds([found.values() for found in flooded.values()]))
+    return Picture(
+        title, canvas.draw(title, HEIGHT, paint), note + _seeds([found.values() for found in flooded.values()])
+    )
 
 
 def _mean_of(seeds: Sequence[Personal], metric: str) -> float:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.metrics.personal import Personal
-from fedkeel.reporting.tables import Group
+from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.runs.events import Record, personalised
 
 OWN = "personal models of the method"
 ORDER = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")
+"""In which strategies stand, as in LP-FT's tables (arXiv 2511.12695); others follow by name."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _ways(group: Group) -> list[Way]:
 
 
 def _place(way: Way) -> tuple[Any, ...]:
-    """The method's own first, then strategies as the paper has them; of one strategy like settings, by size."""
+    """The method's own first, then strategies in their order; of one strategy like settings, by size."""
     values = [(isinstance(v, str), 0.0 if isinstance(v, str) else float(v), str(v)) for v in way.settings.values()]
     number = ORDER.index(way.name) if way.name in ORDER else len(ORDER)
     return way.label != OWN, number, way.name, list(way.settings), values

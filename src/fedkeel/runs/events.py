@@ -73,13 +73,13 @@ class Record:
     accuracy of the global model on each (None where there is no such model)"""
     personal: list[dict[str, Any]] = field(default_factory=list)
     """of each personal model: client, name, rows (of training), on (accuracy on each client's test set), distortion,
-    seconds and flops by phase; ``metrics.personal`` makes numbers of them"""
+    seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """if run.keep is "best": round and accuracy on the clients' validation rows"""
     balance: list[dict[str, Any]] = field(default_factory=list)
     """if run.drift is set, of methods on two towers: round (0 = before training), the global model's per_class, kl, tkl
     and agreement with zero-shot, angle, and personal, personal_right and personal_rows of the personal models;
-    ``metrics.balance`` makes numbers of them"""
+    ``reporting.balance_numbers`` makes numbers of them"""
     observed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """what other observers wrote, by the name of the event"""
 

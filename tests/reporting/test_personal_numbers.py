@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.runs.events import Log, personalised, read
 
 MATRIX = [[0.9, 0.6, 0.3], [0.2, 0.8, 0.5], [0.7, 0.6, 1.0]]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.metrics.balance import GROUPS, Balance
-from fedkeel.metrics.personal import Personal
+from fedkeel.reporting.balance_numbers import GROUPS, Balance
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import summary_row
 from fedkeel.runs.events import Record, personalised
 from fedkeel.study.grid import Variant
@@ -99,7 +99,7 @@ def _geometry(name: str, over: str | None = None) -> Callable[[Ran], float | Non
 
 
 def _personal(name: str) -> Callable[[Ran], float | None]:
-    """One of the numbers of ``metrics.personal``, in percent."""
+    """One of the numbers of ``Personal``, in percent."""
 
     def value(ran: Ran) -> float | None:
         models = _models(ran.record)
@@ -120,7 +120,7 @@ def _models(record: Record) -> Personal | None:
 
 
 def _balance(model: str, what: str) -> Callable[[Ran], float | None]:
-    """Of the global model (gm) or the personal ones (pm) one of the numbers of ``metrics.balance``, in percent."""
+    """Of the global model (gm) or the personal ones (pm) one of the numbers of ``Balance``, in percent."""
 
     def value(ran: Ran) -> float | None:
         scores = getattr(Balance.of(ran.record), model)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.metrics.balance import Balance, balancedness, groups
+from fedkeel.reporting.balance_numbers import Balance, balancedness, groups
 from fedkeel.runs.config import load
 from fedkeel.runs.events import Log, Record, read
 
