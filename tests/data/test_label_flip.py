@@ -85,7 +85,7 @@ def test_a_federation_tests_clients_by_their_own_labels(five: Dataset) -> None:
             method=method,
         )  # fmt: skip
         federation: Federation = assemble(exp, five)
-        _, y, owned = federation.test_rows()
+        _, y, owned = federation.tested()
         assert owned is not None
         maps = flip_maps(len(federation.manifest.names), 0.4, 10, 0)
         plain = five.test_labels if federation.manifest.test_rows == "test" else five.train_labels

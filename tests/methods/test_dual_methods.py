@@ -276,7 +276,8 @@ def test_the_start_of_fedpgp_goes_down_once() -> None:
     assert 0.005 < float(mine[OWN + "V"].std()) < 0.05
     other = method.start(Task(task.dim, task.classes, task.clients, 1, dual=task.dual))
     assert digest(method.private(other.down)) != digest(mine)
-    down = [LocalEngine(who).exchange(method, state, method.plan(t)[0], t, [0, 1]).bytes_down for t in (1, 2)]
+    engine = LocalEngine(who)
+    down = [engine.exchange(method, state, method.plan(t)[0], t, [0, 1]).bytes_down for t in (1, 2)]
     assert down[0] - down[1] > 2 * 4 * (mine[OWN + "U"].numel() + mine[OWN + "V"].numel()), "for two clients"
 
 

@@ -132,10 +132,10 @@ def test_what_travels() -> None:
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     run = LocalEngine(clients()).roster.run
     assert exchange.bytes_up == 6 * size(Up(run, 1, "sums", "site-0", 23.0, sums))
-    nothing = size(Down(run, 1, "sums", {}))
-    assert exchange.bytes_down == 6 * nothing
+    assert exchange.bytes_down == 6 * size(Down(run, 1, "sums", {}))
     _, (exchange,) = play(RidgeRF(features=50), clients())
-    assert exchange.bytes_down == 6 * nothing, "the seed, not Omega"
+    seed = {"seed": torch.tensor([0])}
+    assert exchange.bytes_down == 6 * size(Down(run, 1, "sums", seed)), "the seed, not Omega"
 
 
 def test_equal_lengths_scale_each_class_s_logit() -> None:

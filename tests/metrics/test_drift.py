@@ -20,13 +20,18 @@ from fedkeel.core.method import METHODS, Batch, Method, State, Visit
 from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import going_down
-from fedkeel.engines.local import first_of, gradients
+from fedkeel.engines.local import LocalEngine, first_of, gradients
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.fedavg import FedAvg
+from fedkeel.methods.heads.fednova import FedNova
+from fedkeel.methods.heads.fedprox import FedProx
 from fedkeel.methods.heads.ova_lp import OvaLP
+from fedkeel.methods.heads.scaffold import Scaffold
+from fedkeel.methods.heads.server_optimizers import FedAdam, FedAvgM
 from fedkeel.metrics import drift as module
 from fedkeel.metrics.drift import Drift, drift, linear_head, stepping
+from fedkeel.rows.features import Features
 from fedkeel.runs.events import read
 
 METHODS_AND_ROUNDS = pytest.mark.parametrize(
@@ -38,19 +43,28 @@ METHODS_AND_ROUNDS = pytest.mark.parametrize(
         (OvaLP(bias=True), 1),
         (OvaLP(positives=0.07, bias=True), 2),
         (OvaLP(positive_mode="sample"), 2),
+        (FedProx(mu=0.5, bias=True), 2),
+        (Scaffold(bias=True), 2),
+        (FedNova(momentum=0.5), 2),
+        (FedAvgM(), 1),
+        (FedAdam(bias=True), 3),
     ],
-    ids=["softmax", "softmax with bias", "one-vs-all", "stage 1", "stage 2", "stage 2 by rows"],
+    ids=[
+        *("softmax", "softmax with bias", "one-vs-all", "stage 1", "stage 2", "stage 2 by rows"),
+        *("fedprox", "scaffold", "fednova", "fedavgm", "fedadam"),
+    ],
 )
 
 
 def doubles(who: Sites) -> Sites:
-    return replace(who, x=who.x.double())
+    return replace(who, x=Features(who.x.tensor.double()))
 
 
 def random_state(method: LinearProbe) -> State:
-    draw = generator(0, "heads")
-    head = method.start(TASK).shared
-    return State({name: torch.from_numpy(draw.normal(size=value.shape)) for name, value in head.items()})
+    """Also of what the server keeps beside the heads, which corrects gradients but is no part of them."""
+    draw, start = generator(0, "heads"), method.start(TASK)
+    trees = start.shared, start.server
+    return State(*({name: torch.from_numpy(draw.normal(size=v.shape)) for name, v in tree.items()} for tree in trees))
 
 
 def measured(method: LinearProbe, who: Sites, state: State, round: int = 1) -> Drift:
@@ -80,7 +94,7 @@ def row_gradients(
         for u, chance in outcomes:
             params = {name: value.clone().requires_grad_() for name, value in state.shared.items()}
             drawn = torch.tensor([u]) if phase.draws else torch.empty(0)
-            batch = Batch(who.x[row : row + 1], who.y[row : row + 1], torch.ones(1), drawn)
+            batch = Batch(who.x.tensor[row : row + 1], who.y[row : row + 1], torch.ones(1), drawn)
             method.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
             gradients.append(np.hstack([value.grad.reshape(CLASSES, -1) for value in params.values()]))
             chances.append(chance / len(who.owned.of(client)))
@@ -154,7 +168,7 @@ def test_the_gradient_by_finite_differences() -> None:
     method, who = FedAvg(bias=True), doubles(clients())
     state, phase = random_state(method), method.plan(1)[0]
     weight = torch.full((len(who.y),), 1 / len(who.y), dtype=torch.float64)
-    batch = Batch(who.x, who.y, weight, torch.empty(0))
+    batch = Batch(who.x.tensor, who.y, weight, torch.empty(0))
 
     def loss(name: str, index: tuple[int, ...], step: float) -> float:
         moved = {key: value.clone() for key, value in state.shared.items()}
@@ -178,7 +192,7 @@ def test_two_clients_by_hand() -> None:
     rms = sqrt(81/64 / 4 + 9/64 * 3/4) = sqrt(27) / 8. The covariance of all rows is that of (-1, 1) times a number."""
     owned = Ownership.of_lists([np.array([0]), np.array([1, 2, 3])])
     x = torch.tensor([[2.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
-    who = Sites(["a", "b"], x, torch.tensor([0, 1, 1, 1]), owned, seed=0, classes=2)
+    who = Sites(["a", "b"], Features(x), torch.tensor([0, 1, 1, 1]), owned, seed=0, classes=2)
     found = measured(FedAvg(), who, State({"head.weight": torch.zeros(2, 1, dtype=torch.float64)}))
     unit = math.sqrt(2)
     assert found.gradient == pytest.approx(unit / 8)
@@ -197,7 +211,7 @@ def test_clients_with_the_same_rows_have_no_bias(method: LinearProbe, round: int
     """Three copies of one client: b_i = 0, B = 0, V = v / 3, and within a client is as over all."""
     one = doubles(clients((20,)))
     owned = Ownership.of_lists([np.arange(20) + 20 * k for k in range(3)])
-    three = Sites(["a", "b", "c"], one.x.repeat(3, 1), one.y.repeat(3), owned, seed=0, classes=CLASSES)
+    three = Sites(["a", "b", "c"], Features(one.x.tensor.repeat(3, 1)), one.y.repeat(3), owned, seed=0, classes=CLASSES)
     found = measured(method, three, random_state(method), round)
     assert found.local_bias_max < 1e-12
     assert found.global_bias < 1e-12
@@ -236,7 +250,7 @@ def test_one_vs_all_heads_at_zero_covary() -> None:
     share a row: 0."""
     y = torch.arange(20).repeat_interleave(2)
     x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).repeat(20, 1)
-    who = Sites(["a"], x, y, Ownership.of_lists([np.arange(40)]), seed=0, classes=20)
+    who = Sites(["a"], Features(x), y, Ownership.of_lists([np.arange(40)]), seed=0, classes=20)
     zero = State({"head.weight": torch.zeros(20, 1, dtype=torch.float64)})
     assert measured(OvaLP(stages=1), who, zero).cross_class == pytest.approx(15.2)
     assert measured(FedAvg(), who, zero).cross_class == pytest.approx(1)
@@ -246,7 +260,9 @@ def test_one_vs_all_heads_at_zero_covary() -> None:
 def linear_methods() -> list[str]:
     import fedkeel.methods  # noqa: F401  registers every method file
 
-    return [name for name, cls in METHODS.items() if issubclass(cls, LinearProbe) and cls.loss is LinearProbe.loss]
+    found = [name for name, cls in METHODS.items() if issubclass(cls, LinearProbe) and cls().in_closed_form]
+    assert {"fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "ova-lp"} <= set(found)
+    return found
 
 
 @pytest.mark.parametrize("name", linear_methods())
@@ -263,10 +279,10 @@ def test_it_is_the_gradient_that_each_method_steps_with(name: str) -> None:
         if phase is None or phase.draws:
             continue
         told = {key: value[:1] for key, value in state.told.items()}
-        mine = {key: value[None] for key, value in who.mine(0, method, state).items()}
+        mine = {key: value[None] for key, value in LocalEngine(who).mine(method, state, 0).items()}
         visit = Visit(going_down(state, phase), mine, phase, round, who.counts, told)
         params = {key: value[None] for key, value in method.begin(first_of(visit)).items()}
-        batch = Batch(who.x[None], who.y[None], torch.full((1, 40), 1 / 40), torch.empty(1, 0))
+        batch = Batch(who.x.tensor[None], who.y[None], torch.full((1, 40), 1 / 40), torch.empty(1, 0))
         grads = gradients(method, params, batch, visit)
         expected = math.sqrt(sum(float(grad.square().sum()) for grad in grads.values()))
         assert measured(method, who, state, round).gradient == pytest.approx(expected, rel=1e-5)
@@ -295,6 +311,15 @@ def test_what_cannot_be_measured_is_told_in_one_line(monkeypatch: pytest.MonkeyP
     fk.experiment(method={"name": "no-head"})
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam"])
+def test_of_the_family_of_fedavg_the_head_is_measured_and_a_network_is_not(name: str) -> None:
+    head = METHODS[name]()
+    assert linear_head(head) is head
+    assert fk.experiment(method={"name": name}, run={"drift": True}).run.drift
+    with pytest.raises(FedkeelError, match=rf"run\.drift needs .*{name} has none"):
+        fk.experiment(method={"name": name, "tune": "network"}, run={"drift": True})
+
+
 # --- in a run ---------------------------------------------------------------------------------------------------------
 
 SMALL = {
@@ -308,7 +333,7 @@ SMALL = {
 def no_pages() -> Iterator[None]:
     """Drawing takes most of a small run's time, and these tests read the events."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "build_page", lambda records, out: out)
+        patch.setattr(api, "build_page", lambda records, out, **more: out)
         yield
 
 

@@ -12,6 +12,7 @@ from fedkeel.data.ownership import Ownership
 from fedkeel.metrics.accuracy import evaluate, per_client_mix, per_client_own
 from fedkeel.metrics.convergence import acc95_round, decline_rate, retained
 from fedkeel.models.prepare import as_rows, mean_energy, prepare
+from fedkeel.rows.features import Features
 
 
 def test_retained() -> None:
@@ -37,7 +38,7 @@ def test_accuracy_per_class_and_per_client() -> None:
     """Logits pick the classes 0 0 1 1 2; labels are 0 1 1 1 0: hits 1 0 1 1 0, so 3 of 5; class 2 has no test rows.
     Client a owns rows 0 and 1 (1 of 2), b rows 2, 3, 4 (2 of 3), c none. By class mix: class accuracies are 1/2 and
     2/3, so a client with 3 rows of class 0 and 1 of class 1 gets 3/4 * 1/2 + 1/4 * 2/3 = 13/24."""
-    x = torch.eye(3)[[0, 0, 1, 1, 2]]
+    x = Features(torch.eye(3)[[0, 0, 1, 1, 2]])
     found = evaluate(lambda rows: rows, x, torch.tensor([0, 1, 1, 1, 0]))
     assert found.accuracy == 0.6
     per_class = found.per_class(3)
