@@ -76,8 +76,7 @@ class DualTuned(Trained):
 
     def phase(self, name: str, trains: tuple[str, ...], sends: tuple[str, ...] = (), **more: Any) -> Phase:
         balanced = (STATS,) if self.balance == "grab" else ()
-        usual = {"epochs": self.epochs, "batch": self.batch, "optim": self.optim}
-        return Phase(name, trains + balanced, sends, **{**usual, **more})
+        return super().phase(name, trains + balanced, sends, **more)
 
     def own_start(self, visit: Visit) -> Tree:
         """Where a client's own module starts: as the shared one is when its own is first trained."""

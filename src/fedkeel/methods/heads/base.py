@@ -29,11 +29,7 @@ class LinearProbe(Trained):
         return State({**head, BIAS: torch.zeros(task.classes)} if self.bias else head)
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase("train")]
-
-    def phase(self, name: str) -> Phase:
-        """A phase that trains the model and sends it."""
-        return Phase(name, trains=self.tuned, sends=self.tuned, epochs=self.epochs, batch=self.batch, optim=self.optim)
+        return [self.phase("train", self.tuned, self.tuned)]
 
     def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
         """The loss of each row; works on a stack of clients as well as on one."""

@@ -19,6 +19,8 @@ from fedkeel.core.tree import Tree, select
 from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
 
 SUMS = "sum."
+# Sums grow with the rows, so they may be far longer than the step of a trained head.
+ONCE = Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, max_norm=1e12)
 
 
 class ClosedForm(Method):
@@ -28,11 +30,7 @@ class ClosedForm(Method):
     """every client is visited once; with participation p that takes 1 / p rounds"""
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase()]
-
-    def phase(self) -> Phase:
-        # Sums grow with the rows, so they may be far longer than the step of a trained head.
-        return Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, max_norm=1e12)
+        return [ONCE]
 
     def head(self, sums: Tree) -> Tree:
         """The head of all rows in the sums."""

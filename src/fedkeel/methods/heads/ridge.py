@@ -36,7 +36,7 @@ from fedkeel.core.method import Phase, State, Task, Update, Visit, register
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT
-from fedkeel.methods.heads.closed_form import ClosedForm, no_head
+from fedkeel.methods.heads.closed_form import ONCE, ClosedForm, no_head
 from fedkeel.models.ridge import GRID, Parts, no_sums, row_sums
 
 TEMPERATURE = 0.1
@@ -68,8 +68,8 @@ class Ridge(ClosedForm):
         return State(no_head(dim, classes), server)
 
     def plan(self, round: int) -> list[Phase]:
-        score = replace(self.phase(), name="held-out", gets=("grid.",), cohort="same")
-        return [self.phase(), score] if self.holds_out else [self.phase()]
+        score = replace(ONCE, name="held-out", gets=("grid.",), cohort="same")
+        return [ONCE, score] if self.holds_out else [ONCE]
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         classes = len(visit.counts)

@@ -51,8 +51,9 @@ class Scaffold(FedAvg):
     def private(self, state: State) -> Tree:
         return {f"c_i.{name}": torch.zeros_like(value) for name, value in learnt(state.shared).items()}
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=(*self.tuned, "c."), uniform=(*self.tuned, "c."))
+    def plan(self, round: int) -> list[Phase]:
+        sends = (*self.tuned, "c.")
+        return [self.phase("train", self.tuned, sends, uniform=sends)]
 
     def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
         return {name: grad - visit.mine[f"c_i.{name}"] + visit.down[f"c.{name}"] for name, grad in grads.items()}

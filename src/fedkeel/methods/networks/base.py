@@ -44,10 +44,7 @@ class Network(Trained):
         return State({**random_head(task), **task.backbone.tree(task.seed)})
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase("train")]
-
-    def phase(self, name: str, trains: tuple[str, ...] = NETWORK, sends: tuple[str, ...] = NETWORK) -> Phase:
-        return Phase(name, trains, sends, epochs=self.epochs, batch=self.batch, optim=self.optim)
+        return [self.phase("train", NETWORK, NETWORK)]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         return cross_entropy({**visit.down, **visit.mine, **params}, batch)

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, register
 from fedkeel.core.optim import SGD
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree, learnt
+from fedkeel.core.tree import NETWORK, Tree, learnt
 from fedkeel.methods.heads.fedavg import network_logits
 from fedkeel.methods.networks.base import Network, copied, cross_entropy, halves
 from fedkeel.models.losses import softmax_rows
@@ -63,10 +63,10 @@ class FedL2G(Network):
         return copied(state.server)
 
     def plan(self, round: int) -> list[Phase]:
-        guide = replace(self.phase("guide", GUIDES, GUIDES), gets=GUIDES, each=GUIDES, epochs=1, optim=SGD(1.0))
+        guide = self.phase("guide", GUIDES, GUIDES, gets=GUIDES, each=GUIDES, epochs=1, optim=SGD(1.0))
         if round <= self.warmup:
             return [guide]
-        return [replace(self.phase("train", sends=()), gets=GUIDES), replace(guide, cohort="same")]
+        return [self.phase("train", NETWORK, gets=GUIDES), replace(guide, cohort="same")]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         if GUIDE not in params:

@@ -12,7 +12,6 @@ which doubles the bytes of a protocol that keeps it in between.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -37,8 +36,8 @@ class FedRep(Network):
         return copied(state.server)
 
     def plan(self, round: int) -> list[Phase]:
-        head = replace(self.phase("head", (HEAD,), ()), epochs=self.head_epochs, gets=ENCODER)
-        return [head, replace(self.phase("encoder", ENCODER, ENCODER), gets=ENCODER, cohort="same")]
+        head = self.phase("head", (HEAD,), gets=ENCODER, epochs=self.head_epochs)
+        return [head, self.phase("encoder", ENCODER, ENCODER, gets=ENCODER, cohort="same")]
 
     def once(self, x: Any, visit: Visit) -> Any:
         return encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x

@@ -13,15 +13,13 @@ adapts for ``adapt_epochs`` passes; before that, clients have no model of their 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.optim import SGD
-from fedkeel.core.tree import Tree, learnt, put
+from fedkeel.core.tree import NETWORK, Tree, learnt, put
 from fedkeel.methods.networks.base import OWN, Network, cross_entropy, halves
 
 ADAPT = "adapt"
@@ -35,11 +33,11 @@ class PerFedAvg(Network):
     """passes of inner steps that make the model a client's own"""
 
     def plan(self, round: int) -> list[Phase]:
-        train = self.phase("train")
+        train = super().plan(round)
         if round < self.rounds:
-            return [train]
-        adapt = replace(train, name=ADAPT, sends=(), cohort="all", epochs=self.adapt_epochs, optim=SGD(self.alpha))
-        return [train, adapt]
+            return train
+        adapt = self.phase(ADAPT, NETWORK, cohort="all", epochs=self.adapt_epochs, optim=SGD(self.alpha))
+        return [*train, adapt]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         """In training L_B2(w'), whose gradient with respect to w is the first-order one."""

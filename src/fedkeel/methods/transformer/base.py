@@ -49,7 +49,7 @@ class Tuned(Trained):
         return State({**self.adapters(task), **head})
 
     def plan(self, round: int) -> list[Phase]:
-        return [Phase("train", trains=("",), sends=("",), epochs=self.epochs, batch=self.batch, optim=self.optim)]
+        return [self.phase("train", ("",), ("",))]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         whole = {**visit.down, **visit.mine, **params}

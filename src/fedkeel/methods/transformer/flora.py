@@ -45,8 +45,7 @@ class Flora(Lora):
 
     def plan(self, round: int) -> list[Phase]:
         tuned = ("A.", "B.", "head.")
-        optim = self.optim
-        return [Phase("train", tuned, tuned, each=("A.", "B."), epochs=self.epochs, batch=self.batch, optim=optim)]
+        return [self.phase("train", tuned, tuned, each=("A.", "B."))]
 
     def begin(self, visit: Visit) -> Tree:
         params = super().begin(visit)

@@ -32,8 +32,8 @@ class FRLora(Lora):
         return State(shared)
 
     def plan(self, round: int) -> list[Phase]:
-        tuned, optim = ("A.", "B.", "head."), self.optim
-        return [Phase("train", tuned, tuned, uniform=tuned, epochs=self.epochs, batch=self.batch, optim=optim)]
+        tuned = ("A.", "B.", "head.")
+        return [self.phase("train", tuned, tuned, uniform=tuned)]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         start, mean = state.shared, added(state.shared, update.mean)

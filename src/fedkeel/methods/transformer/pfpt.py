@@ -13,6 +13,7 @@ Settings of OvA-LP's Table 8: 10 prompts, Adam lr 1e-4 with betas 0.9, 0.98 and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from pydantic import Field
 
 from fedkeel.core.method import Phase, State, Task, Update, added, register
-from fedkeel.core.optim import SGD, AdamW, Optim
+from fedkeel.core.optim import AdamW, Optim
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.transformer.base import Tuned
@@ -40,9 +41,8 @@ class PFPT(Tuned):
 
     @property
     def optim(self) -> Optim:
-        if self.optimizer == "sgd":
-            return SGD(self.lr, self.momentum, self.weight_decay)
-        return AdamW(self.lr, self.weight_decay, beta2=0.98, eps=1e-6)
+        usual = super().optim
+        return replace(usual, beta2=0.98, eps=1e-6) if isinstance(usual, AdamW) else usual
 
     def adapters(self, task: Task) -> Tree:
         drawn = generator(task.seed, "prompts").normal(scale=0.02, size=(self.prompts, task.backbone.width))
@@ -52,8 +52,8 @@ class PFPT(Tuned):
         return {"prompts": params[PROMPTS]}
 
     def plan(self, round: int) -> list[Phase]:
-        whole, optim = (PROMPTS, "head."), self.optim
-        return [Phase("train", whole, whole, each=(PROMPTS,), epochs=self.epochs, batch=self.batch, optim=optim)]
+        whole = (PROMPTS, "head.")
+        return [self.phase("train", whole, whole, each=(PROMPTS,))]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         theirs = state.shared[PROMPTS] + update.each[PROMPTS]
