@@ -19,10 +19,10 @@ from fedkeel.core.method import Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, take
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import Clients, schedule
+from fedkeel.methods.dual.alignment import divergence
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
-from fedkeel.models.alignment import divergence
 from fedkeel.models.dual import Dual, Items, items
 from fedkeel.run.loop import ENGINES
 
@@ -138,7 +138,7 @@ def test_both_gradients_are_those_of_their_losses(kind: Literal["tkl", "kl"]) ->
 
     leaves = trainable(params)
     f = of.module.logits(take(PEFT, leaves), x)
-    from fedkeel.models.alignment import temperatures
+    from fedkeel.methods.dual.alignment import temperatures
 
     tau_z, tau_f = temperatures(x.zero_shot, f.detach()) if kind == "tkl" else (torch.ones(8), torch.ones(8))
     p, log_q = (x.zero_shot / tau_z[:, None]).softmax(1), (f / tau_f[:, None]).log_softmax(1)

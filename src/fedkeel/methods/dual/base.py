@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import STATS, Tree, put, select, take
-from fedkeel.models import grab
+from fedkeel.methods.dual import grab
 from fedkeel.models.losses import softmax_rows
 from fedkeel.models.peft import Module
 

@@ -2,7 +2,7 @@
 
 Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of Vision-Language Models (CLIP-LoRA), CVPR Workshops 2024, as
 FedPuReL runs it: cross-entropy against the class features of the template, the item tower alone, rank 8; the original
-adapts both towers with rank 2. Of personal models it says nothing: see ``dual_tuned.py``.
+adapts both towers with rank 2. Of personal models it says nothing: see ``base.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PromptFL: a shared soft prompt, averaged like any other tensor.
 
 Guo et al., PromptFL, IEEE Transactions on Mobile Computing 2023: CoOp's context tokens are trained with cross-entropy
-on every client and averaged by rows. Of personal models it says nothing: see ``dual_tuned.py``.
+on every client and averaged by rows. Of personal models it says nothing: see ``base.py``.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added,
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import WEIGHT, LinearProbe, per_class
 from fedkeel.methods.heads.closed_form import ONCE
+from fedkeel.methods.heads.ridge_sums import no_sums, row_sums, solve
 from fedkeel.models.losses import binary_residual, binary_rows, one_hot
-from fedkeel.models.ridge import no_sums, row_sums, solve
 
 ROWS, EVIDENCE, LOSSES = "rows", "evidence", "losses"
 TAUS = tuple(2 ** (step / 2) for step in range(15))

@@ -2,7 +2,7 @@
 
 Weng et al., Probabilistic Federated Prompt-Tuning with Non-IID and Imbalanced Data, NeurIPS 2024. Prompts have no order
 that clients agree on, so the server asks which of the clients' prompts are versions of the same global one
-(``aggregate/prompt_matching.py``) before it averages them. The head is averaged by rows.
+(``prompt_matching.py``) before it averages them. The head is averaged by rows.
 
 Our choices: the covariance is fixed and the chance of each global prompt counted, where the released code
 trains two small networks for them; of the global prompts the ``prompts`` ones that most clients hold go down, so that
