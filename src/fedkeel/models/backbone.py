@@ -225,11 +225,9 @@ def network_weights(tree: Tree) -> Tree:
 
 
 def features_of(tree: Tree, x: Any) -> Tensor:
-    """Features of rows: those given, or made by the network with the weights in the tree."""
-    if not isinstance(x, Inputs):
-        features: Tensor = x
-        return features
-    return x.features(weights=network_weights(tree))
+    """Features of ``Inputs``, made by the network with the weights in the tree."""
+    features: Tensor = x.features(weights=network_weights(tree))
+    return features
 
 
 def _picked(rows: Sequence[Any] | np.ndarray, index: np.ndarray) -> Any:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fedkeel.core.method import Phase, State, Task, Visit, register
 from fedkeel.core.tree import HEAD, Tree, select
-from fedkeel.methods.networks.base import ENCODER, Network, copied, encoded
+from fedkeel.methods.networks.base import ENCODER, Network, copied
 
 
 @register("fedrep", paper="a shared encoder under personal heads (Collins et al., ICML 2021)")
@@ -40,4 +40,4 @@ class FedRep(Network):
         return [head, self.phase("encoder", ENCODER, ENCODER, gets=ENCODER, cohort="same")]
 
     def once(self, x: Any, visit: Visit) -> Any:
-        return encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x
+        return self.network.encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.optim import SGD
 from fedkeel.core.tree import NETWORK, Tree, learnt, put
-from fedkeel.methods.networks.base import OWN, Network, cross_entropy, halves
+from fedkeel.methods.networks.base import OWN, Network, halves
 
 ADAPT = "adapt"
 
@@ -42,12 +42,12 @@ class PerFedAvg(Network):
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         """In training L_B2(w'), whose gradient with respect to w is the first-order one."""
         if visit.phase.name == ADAPT:
-            return cross_entropy(params, batch)
+            return self.network.cross_entropy(params, batch)
         first, second = halves(batch)
         moving = learnt(params)
-        grads = torch.autograd.grad(cross_entropy(params, first), list(moving.values()))
+        grads = torch.autograd.grad(self.network.cross_entropy(params, first), list(moving.values()))
         inner = {name: w - self.alpha * grad for (name, w), grad in zip(moving.items(), grads, strict=True)}
-        return cross_entropy({**params, **inner}, second)
+        return self.network.cross_entropy({**params, **inner}, second)
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         return ({}, put(OWN, params)) if visit.phase.name == ADAPT else super().end(params, steps, visit)

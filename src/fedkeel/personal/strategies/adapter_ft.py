@@ -35,9 +35,6 @@ class AdapterFT(Adapted):
         return found
 
     def features(self, tree: Tree, x: Any) -> Tensor:
-        if isinstance(x, Tensor):
-            return x
-
         def bottleneck(index: int, hidden: Tensor) -> Tensor:
             return gelu(hidden @ tree[f"adapter.down.{index:02d}"].mT) @ tree[f"adapter.up.{index:02d}"].mT
 

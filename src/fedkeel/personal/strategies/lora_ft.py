@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.tree import HEAD, Tree
-from fedkeel.methods.transformer.base import Tuned
+from fedkeel.methods.network import model_of
 from fedkeel.methods.transformer.lora import gaussian
 from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.personal.strategy import Strategy, register
@@ -27,7 +27,7 @@ class Adapted(Strategy):
     prefix: ClassVar[str] = "adapter."
 
     def on(self, run: Method) -> Strategy:
-        if isinstance(run, Tuned):
+        if model_of(run).adapters:
             raise FedkeelError(f"{self.name} adds adapters to a network, but {run.name} has some: use ft or lp-ft")
         return super().on(run)
 
@@ -51,8 +51,6 @@ class LoraFT(Adapted):
         return factors
 
     def features(self, tree: Tree, x: Any) -> Tensor:
-        if isinstance(x, Tensor):
-            return x
         weights = network_weights(tree)
         for index, name in enumerate(x.backbone.attention):
             b, a = tree[f"adapter.B.{index:02d}"], tree[f"adapter.A.{index:02d}"]
