@@ -25,7 +25,7 @@ from torch.nn.functional import gelu
 from fedkeel.core.method import Batch, Task, Visit, register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.transformer.base import Tuned
-from fedkeel.methods.transformer.lora import gaussian
+from fedkeel.models.lora import gaussian
 
 
 @register("fft-moe", paper="experts and a router in every block (Hu et al., arXiv 2508.18663)")

@@ -18,7 +18,8 @@ from pydantic import model_validator
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import Tree, select
-from fedkeel.methods.transformer.lora import Lora, gaussian
+from fedkeel.methods.transformer.lora import Lora
+from fedkeel.models.lora import gaussian
 
 RANK = "told.rank"
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.tree import HEAD, Tree
+from fedkeel.core.tree import HEAD, Tree, put, take
 from fedkeel.methods.network import model_of
-from fedkeel.methods.transformer.lora import gaussian
 from fedkeel.models.backbone import Backbone, network_weights
+from fedkeel.models.lora import attention, factors, gaussian, weights
 from fedkeel.personal.strategy import Strategy, register
 
 
@@ -43,17 +42,14 @@ class LoraFT(Adapted):
 
     def extra(self, backbone: Backbone, seed: int) -> Tree:
         backbone.must_be_transformer()
-        factors = {}
-        for index, name in enumerate(backbone.attention):
-            out, into = backbone.weight(name).shape
-            factors[f"adapter.A.{index:02d}"] = gaussian(self.rank, into, seed, "lora-ft", index)
-            factors[f"adapter.B.{index:02d}"] = torch.zeros(out, self.rank)
-        return factors
+
+        def draw(name: str, into: int) -> Tensor:
+            return gaussian(self.rank, into, seed, "lora-ft", int(name))
+
+        return put(self.prefix, factors(attention(backbone), draw))
 
     def features(self, tree: Tree, x: Any) -> Tensor:
-        weights = network_weights(tree)
-        for index, name in enumerate(x.backbone.attention):
-            b, a = tree[f"adapter.B.{index:02d}"], tree[f"adapter.A.{index:02d}"]
-            weights[name] = weights.get(name, x.backbone.weight(name)) + self.alpha / self.rank * b @ a
-        features: Tensor = x.features(weights=weights)
+        now = network_weights(tree)
+        adapted = weights(x.backbone, take(self.prefix, tree), self.alpha / self.rank, now)
+        features: Tensor = x.features(weights={**now, **adapted})
         return features
