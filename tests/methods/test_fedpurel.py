@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from torch import Tensor
 
+import fedkeel as fk
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, take
 from fedkeel.data.ownership import Ownership
@@ -24,6 +26,7 @@ from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
 from fedkeel.models.dual import Dual, Items, items
+from fedkeel.models.peft.module import MODULES, module
 from fedkeel.run.loop import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
@@ -280,3 +283,24 @@ def test_no_optimizer_state_travels() -> None:
         updates.append(digest(sent))
     assert len(set(updates)) == 1
     assert len(list(schedule(clients(), 2, 1, phase))) > 1, "one step would have no momentum to carry"
+
+
+def test_it_has_the_settings_of_every_kind_and_tunes_the_one_that_is_named() -> None:
+    for name, kind in MODULES.items():
+        assert kind.model_fields.keys() <= FedPuReL.model_fields.keys()
+        assert type(method(peft=name).module) is kind
+    assert method(peft="lora", rank=3, blocks=(1,)).module == MODULES["lora"](rank=3, blocks=(1,))
+    with pytest.raises(FedkeelError, match=r"method\.peft is 'mask': expected adapter, lora, prompt") as error:
+        fk.experiment(method={"name": "fedpurel", "peft": "mask"})
+    assert "\n" not in str(error.value)
+
+
+def test_a_kind_that_is_entered_later_is_found() -> None:
+    class Mask(MODULES["adapter"]):  # type: ignore[misc]
+        pass
+
+    module("mask")(Mask)
+    try:
+        assert type(method(peft="mask").module) is Mask
+    finally:
+        del MODULES["mask"]

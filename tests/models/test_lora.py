@@ -30,7 +30,7 @@ from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
 from fedkeel.models.layers import TOWERS, Tower
-from fedkeel.models.peft import Lora
+from fedkeel.models.peft.lora import Lora
 
 TEXTS = texts_of(np.arange(9) % len(NAMES))
 PICTURES = pictures_in(np.arange(5) % len(COLOURS))

@@ -20,7 +20,7 @@ from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import STATS, Tree, put, select, take
 from fedkeel.methods.dual import grab
 from fedkeel.models.losses import softmax_rows
-from fedkeel.models.peft import Module
+from fedkeel.models.peft.module import Module
 
 PEFT, OWN = "peft.", "own."
 PART = 256
@@ -29,6 +29,8 @@ PART = 256
 
 class DualTuned(Trained):
     personal: ClassVar[bool] = True
+    kind: ClassVar[type[Module]] = Module
+    """Of the module that is tuned. A method has the settings of its module: it inherits from that kind."""
 
     rounds: int = Field(100, ge=1)
     participation: float = Field(0.4, gt=0, le=1)
@@ -55,8 +57,8 @@ class DualTuned(Trained):
 
     @property
     def module(self) -> Module:
-        """What is tuned. A method has the settings of its module: it inherits from that kind."""
-        raise NotImplementedError
+        """What is tuned."""
+        return self.kind.of(self)
 
     @field_validator("template")
     @classmethod

@@ -15,6 +15,8 @@ first ``text_tokens`` tokens; for the last phase see ``jointly.py``.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -23,15 +25,14 @@ from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.jointly import Jointly
 from fedkeel.methods.dual.transport import Transported
 from fedkeel.models.dual import Items
+from fedkeel.models.peft.module import Module
 from fedkeel.models.peft.prompt import CONTEXT
 
 
 @register("fedotp", paper="a shared and an own prompt, matched by optimal transport (Li et al., CVPR 2024)")
 class FedOTP(Transported, Jointly):
-    @property
-    def module(self) -> Transported:
-        return Transported.of(self)
+    kind: ClassVar[type[Module]] = Transported
 
     def both(self, shared: Tree, own: Tree, x: Items) -> Tensor:
         prompts = [x.dual.class_features(part[CONTEXT]) for part in (shared, own)]
-        return self.module.matched(x, torch.stack(prompts))
+        return self.matched(x, torch.stack(prompts))

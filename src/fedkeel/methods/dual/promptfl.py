@@ -6,13 +6,14 @@ on every client and averaged by rows. Of personal models it says nothing: see ``
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fedkeel.core.method import register
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft import Prompt
+from fedkeel.models.peft.module import Module
+from fedkeel.models.peft.prompt import Prompt
 
 
 @register("promptfl", paper="a soft prompt, averaged (Guo et al., IEEE TMC 2023)")
 class PromptFL(Prompt, DualTuned):
-    @property
-    def module(self) -> Prompt:
-        return Prompt.of(self)
+    kind: ClassVar[type[Module]] = Prompt

@@ -24,11 +24,12 @@ from fedkeel.models.encoders import Encoder
 from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
 from fedkeel.models.layers import KEY, QUERY, VALUE, Tower, adding
 from fedkeel.models.lora import Shape, beside, factors, uniform
-from fedkeel.models.peft.module import Module
+from fedkeel.models.peft.module import Module, module
 
 BELOW = "below"
 
 
+@module("lora")
 class Lora(Module):
     rank: int = Field(8, ge=1)
     alpha: float = Field(16.0, gt=0)
