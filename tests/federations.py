@@ -18,7 +18,7 @@ from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
 from fedkeel.models.losses import softmax_rows
 
 DIM, CLASSES = 6, 4
-TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130)
+TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130, able=6)
 
 
 def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -> Clients:
