@@ -34,7 +34,7 @@ def whole_tower(item: Encoder, tokens: int) -> Encoder:
         model = item.model
         assert model.read is not None
         assert model.apply is not None
-        return _encoding(item, cut_texts(model.read, item.kind, tokens), model.apply)
+        return encoding(item, cut_texts(model.read, item.kind, tokens), model.apply)
 
     return Encoder(item.name, item.kind, item.weights, f"{item.transform}, first {tokens} tokens", load)
 
@@ -61,13 +61,15 @@ def lower_half(item: Encoder, first: int, tokens: int) -> Encoder:
                 states = nn.functional.pad(states, (0, 0, 0, tokens - states.shape[1]))
             return states.flatten(1)
 
-        return _encoding(item, cut_texts(read, item.kind, tokens), hidden)
+        return encoding(item, cut_texts(read, item.kind, tokens), hidden)
 
     which = f"first {tokens} tokens, " if item.kind == "texts" else ""
     return Encoder(item.name, item.kind, item.weights, f"{item.transform}, {which}before block {first}", load)
 
 
-def _encoding(item: Encoder, read: Read, apply: Apply) -> Model:
+def encoding(item: Encoder, read: Read, apply: Apply) -> Model:
+    """What encodes rows of an item tower's kind in batches, as ``read`` and ``apply`` say."""
+
     def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
         return in_batches(item.name, read, apply, rows, dim)
 

@@ -40,9 +40,10 @@ def uniform(rank: int, into: int, seed: int, *key: int | str) -> Tensor:
     return torch.from_numpy(generator(seed, *key).uniform(-(into**-0.5), into**-0.5, (rank, into))).float()
 
 
-def attention(backbone: Backbone) -> dict[str, Shape]:
-    """The query and value layers of every block (LoRA's own choice), by number."""
-    return {f"{index:02d}": tuple(backbone.weight(name).shape) for index, name in enumerate(backbone.attention)}
+def in_attention(backbone: Backbone, rank: int, seed: int, purpose: str) -> Tree:
+    """Factors of the query and value layers of every block (LoRA's own choice), by number; A is gaussian."""
+    shapes = {f"{index:02d}": tuple(backbone.weight(name).shape) for index, name in enumerate(backbone.attention)}
+    return factors(shapes, lambda name, into: gaussian(rank, into, seed, purpose, int(name)))
 
 
 def weights(backbone: Backbone, tree: Tree, scale: float, now: Tree | None = None) -> Tree:

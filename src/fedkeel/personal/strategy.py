@@ -13,7 +13,6 @@ keeps several points of accuracy abroad (our choice; ``batch_norm = "train"`` le
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -27,9 +26,6 @@ from fedkeel.core.registry import Registry
 from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree
 from fedkeel.methods.network import NetworkModel, model_of
 from fedkeel.models.backbone import Backbone
-
-PART = 256
-"""Rows that are encoded at once outside of training."""
 
 
 class Strategy(Method):
@@ -127,7 +123,8 @@ class Strategy(Method):
     @property
     def network(self) -> NetworkModel:
         """The run's model, with the features of the strategy."""
-        return replace(model_of(self.base), features=self.features, part=PART)
+        run = model_of(self.base)
+        return NetworkModel(self.features, run.head, run.adapters)
 
     def features(self, tree: Tree, x: Any) -> Tensor:
         """Of inputs, as the run's method makes them; a strategy that adds to the network overrides this."""

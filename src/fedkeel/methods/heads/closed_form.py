@@ -10,13 +10,12 @@ that row's feature. Add them under secure aggregation where the server must not 
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Method, Phase, State, Update
 from fedkeel.core.tree import Tree, select
-from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
+from fedkeel.methods.heads.base import logits
 
 SUMS = "sum."
 # Sums grow with the rows, so they may be far longer than the step of a trained head.
@@ -43,7 +42,3 @@ class ClosedForm(Method):
 
     def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
         return logits(state.shared, x)
-
-
-def no_head(dim: int, classes: int) -> Tree:
-    return {WEIGHT: torch.zeros(classes, dim), BIAS: torch.zeros(classes)}

@@ -35,8 +35,8 @@ from torch import Tensor
 from fedkeel.core.method import Phase, State, Task, Update, Visit, register
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.methods.heads.base import BIAS, WEIGHT
-from fedkeel.methods.heads.closed_form import ONCE, ClosedForm, no_head
+from fedkeel.methods.heads.base import BIAS, WEIGHT, no_head
+from fedkeel.methods.heads.closed_form import ONCE, ClosedForm
 from fedkeel.methods.heads.ridge_sums import GRID, Parts, no_sums, row_sums
 
 TEMPERATURE = 0.1

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import Tree
-from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
+from fedkeel.methods.heads.base import logits, no_head
 from fedkeel.methods.network import NetworkModel
 
 UNCUT = 10**6
@@ -47,8 +46,7 @@ class Tuned(Trained):
         raise NotImplementedError
 
     def start(self, task: Task) -> State:
-        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
-        return State({**self.adapters(task), **head})
+        return State({**self.adapters(task), **no_head(task.dim, task.classes)})
 
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", ("",), ("",))]

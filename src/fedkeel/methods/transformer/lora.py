@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Task, added, register
 from fedkeel.core.tree import Tree, take
 from fedkeel.methods.transformer.base import Tuned
-from fedkeel.models.lora import attention, factors, gaussian, weights
+from fedkeel.models.lora import in_attention, weights
 
 MERGED = "merged."
 """Of what is merged into an adapted weight, by number."""
@@ -35,10 +34,7 @@ class Lora(Tuned):
         return self.alpha / self.rank
 
     def adapters(self, task: Task) -> Tree:
-        def draw(name: str, into: int) -> Tensor:
-            return gaussian(self.rank, into, task.seed, "lora", int(name))
-
-        return factors(attention(task.backbone), draw)
+        return in_attention(task.backbone, self.rank, task.seed, "lora")
 
     def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
         """W_0 + scale B A, plus what earlier rounds have merged into the weight, where a method merges."""

@@ -16,7 +16,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.tree import HEAD, Tree, put, take
 from fedkeel.methods.network import model_of
 from fedkeel.models.backbone import Backbone, network_weights
-from fedkeel.models.lora import attention, factors, gaussian, weights
+from fedkeel.models.lora import in_attention, weights
 from fedkeel.personal.strategy import Strategy, register
 
 
@@ -42,11 +42,7 @@ class LoraFT(Adapted):
 
     def extra(self, backbone: Backbone, seed: int) -> Tree:
         backbone.must_be_transformer()
-
-        def draw(name: str, into: int) -> Tensor:
-            return gaussian(self.rank, into, seed, "lora-ft", int(name))
-
-        return put(self.prefix, factors(attention(backbone), draw))
+        return put(self.prefix, in_attention(backbone, self.rank, seed, "lora-ft"))
 
     def features(self, tree: Tree, x: Any) -> Tensor:
         now = network_weights(tree)
