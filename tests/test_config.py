@@ -9,7 +9,7 @@ import pytest
 from fedkeel.api import experiment
 from fedkeel.core.errors import FedkeelError
 from fedkeel.methods.heads.fedavg import FedAvg
-from fedkeel.run.config import Experiment, load
+from fedkeel.runs.config import Experiment, load
 
 
 def test_file_overrides_and_keywords_are_the_same(tmp_path: Path) -> None:

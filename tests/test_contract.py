@@ -27,9 +27,9 @@ from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.networks.base import Network
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.peft.module import MODULES
-from fedkeel.run.checkpoint import Journal
-from fedkeel.run.events import Log
-from fedkeel.run.loop import ENGINES, Loop
+from fedkeel.runs.checkpoint import Journal
+from fedkeel.runs.events import Log
+from fedkeel.runs.loop import ENGINES, Loop
 
 ROUNDS = 3
 

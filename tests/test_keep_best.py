@@ -13,11 +13,11 @@ from fedkeel import api
 from fedkeel.core.errors import Stopped
 from fedkeel.core.rng import generator
 from fedkeel.data.sources import load
-from fedkeel.run.config import Experiment
-from fedkeel.run.events import Record, read
-from fedkeel.run.federation import SILENT, Watch, assemble
-from fedkeel.run.folder import stored
-from fedkeel.run.model import Model
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.events import Record, read
+from fedkeel.runs.federation import SILENT, Watch, assemble
+from fedkeel.runs.folder import stored
+from fedkeel.runs.model import Model
 
 
 def noisy(folder: Path, name: str, turned: int = 0) -> tuple[str, np.ndarray, np.ndarray]:

@@ -22,10 +22,10 @@ from fedkeel.core.rng import generator
 from fedkeel.data.sources import load
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
-from fedkeel.run.events import Record, read
-from fedkeel.run.federation import SILENT, Watch, assemble
-from fedkeel.run.folder import stored
-from fedkeel.run.model import Model, load_client
+from fedkeel.runs.events import Record, read
+from fedkeel.runs.federation import SILENT, Watch, assemble
+from fedkeel.runs.folder import stored
+from fedkeel.runs.model import Model, load_client
 from fedkeel.study.grid import Variant
 from worlds import CLIENT, same, trained
 

@@ -16,8 +16,8 @@ from fedkeel.core.method import METHODS
 from fedkeel.data.partition import known
 from fedkeel.metrics.personal import Personal
 from fedkeel.models.encoders import ENCODERS
-from fedkeel.run.config import given, load
-from fedkeel.run.events import personalised
+from fedkeel.runs.config import given, load
+from fedkeel.runs.events import personalised
 from fedkeel.study.grid import Variant, cells
 from fedkeel.study.recipe import parse
 from test_cli import fedkeel, says

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 import fedkeel as fk
 from fedkeel.core.message import Down, Up, size
 from fedkeel.core.tree import digest
-from fedkeel.run import events
-from fedkeel.run.config import load
+from fedkeel.runs import events
+from fedkeel.runs.config import load
 
 SMALL = {
     "data": {"source": "digits"},
@@ -218,7 +218,7 @@ def test_half_written_checkpoints_are_cleared_away(finished: fk.Result, tmp_path
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
-    from fedkeel.run.checkpoint import Journal
+    from fedkeel.runs.checkpoint import Journal
 
     with (
         Journal(tmp_path / "run", "held"),

@@ -18,10 +18,10 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.models.networks import Cnn
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, assemble
-from fedkeel.run.model import Model
-from fedkeel.run.simulate import finished_model
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, assemble
+from fedkeel.runs.model import Model
+from fedkeel.runs.simulate import finished_model
 from fedkeel.study.grid import Variant
 
 CLIENT = 1

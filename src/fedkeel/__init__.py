@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedkeel.core.watch import Watch
     from fedkeel.methods.heads.base import LinearProbe
     from fedkeel.result import Result
-    from fedkeel.run.config import Experiment
-    from fedkeel.run.model import Model
+    from fedkeel.runs.config import Experiment
+    from fedkeel.runs.model import Model
 
 # An idle OpenMP thread that spins takes the core another one needs; this must be set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -43,8 +43,8 @@ _HOMES = (
     "core.optim",
     "core.watch",
     "methods.heads.base",
-    "run.config",
-    "run.model",
+    "runs.config",
+    "runs.model",
     "api",
     "result",
 )

@@ -36,15 +36,15 @@ from fedkeel.reporting.html import build as build_page
 from fedkeel.reporting.measures import Ran
 from fedkeel.reporting.tables import as_text, iid_twin
 from fedkeel.result import Result
-from fedkeel.run import events
-from fedkeel.run.config import Experiment, build, given, laid
-from fedkeel.run.config import load as load_config
-from fedkeel.run.events import EVENTS
-from fedkeel.run.federation import assemble, divide
-from fedkeel.run.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.run.model import MODEL, Model
-from fedkeel.run.simulate import simulate
-from fedkeel.run.summary import SUMMARY
+from fedkeel.runs import events
+from fedkeel.runs.config import Experiment, build, given, laid
+from fedkeel.runs.config import load as load_config
+from fedkeel.runs.events import EVENTS
+from fedkeel.runs.federation import assemble, divide
+from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
+from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.simulate import simulate
+from fedkeel.runs.summary import SUMMARY
 from fedkeel.study.grid import Cell, Variant, cells
 from fedkeel.study.recipe import Plan, Recipe, Scale
 from fedkeel.study.recipe import find as find_recipe

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.run.events import Record, read
-from fedkeel.run.model import MODEL, Model
-from fedkeel.run.summary import SUMMARY
+from fedkeel.runs.events import Record, read
+from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.summary import SUMMARY
 
 
 @dataclass(frozen=True)

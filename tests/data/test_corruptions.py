@@ -20,8 +20,8 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.digits5 import load_digits5
 from fedkeel.data.partition import split
 from fedkeel.data.settings import Partition, Shift
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import divide
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import divide
 
 
 def draws(count: int, seed: int = 0) -> list[np.random.Generator]:

@@ -14,8 +14,8 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.settings import Data, Partition, Shift
 from fedkeel.data.shifts import flip_maps
 from fedkeel.data.sources import load
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, assemble, divide
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, assemble, divide
 
 
 @settings(max_examples=80, deadline=None)

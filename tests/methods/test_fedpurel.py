@@ -27,7 +27,7 @@ from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
 from fedkeel.models.dual import Dual, Items, items
 from fedkeel.models.peft.module import MODULES, module
-from fedkeel.run.loop import ENGINES
+from fedkeel.runs.loop import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
 

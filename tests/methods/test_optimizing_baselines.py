@@ -26,7 +26,7 @@ from fedkeel.methods.heads.fednova import FedNova
 from fedkeel.methods.heads.fedprox import FedProx
 from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.heads.server_optimizers import FedAdam, FedAvgM
-from fedkeel.run.config import load
+from fedkeel.runs.config import load
 
 TWO = Task(dim=2, classes=3, clients=2, seed=0)
 ROWS = [np.array([0]), np.array([1, 2])]

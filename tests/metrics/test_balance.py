@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import arrays
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.metrics.balance import Balance, balancedness, groups
-from fedkeel.run.config import load
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.config import load
+from fedkeel.runs.events import Log, Record, read
 
 
 def record(

@@ -26,7 +26,7 @@ from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.ova_lp import OvaLP
 from fedkeel.metrics import drift as module
 from fedkeel.metrics.drift import Drift, drift, linear_head, stepping
-from fedkeel.run.events import read
+from fedkeel.runs.events import read
 
 METHODS_AND_ROUNDS = pytest.mark.parametrize(
     ("method", "round"),

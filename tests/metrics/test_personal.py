@@ -9,7 +9,7 @@ import pytest
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.metrics.personal import Personal
-from fedkeel.run.events import Log, personalised, read
+from fedkeel.runs.events import Log, personalised, read
 
 MATRIX = [[0.9, 0.6, 0.3], [0.2, 0.8, 0.5], [0.7, 0.6, 1.0]]
 METRICS = (

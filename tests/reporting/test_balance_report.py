@@ -22,7 +22,7 @@ from fedkeel.reporting.balance_plots import Served
 from fedkeel.reporting.measures import METRICS, Ran
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import groups
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

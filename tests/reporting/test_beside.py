@@ -17,7 +17,7 @@ from fedkeel.papers.claims import Claim, Source
 from fedkeel.papers.ova_lp import IID, NON_IID
 from fedkeel.reporting import html, plots, tables
 from fedkeel.reporting.measures import HEADLINE, METRICS, Ran, meets
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 from fedkeel.study.grid import Cell, Variant
 
 SOURCES = {f"{name}: {source.name}": source for name, sources in RECIPES.items() for source in sources}
@@ -230,7 +230,7 @@ def test_geometry_comes_from_the_record(tmp_path: Path) -> None:
         log.write(
             '{"event":"geometry","alignment":1.3,"intra":0.6,"inter":0.8,"intra_distance":0.7,"inter_distance":0.9}\n'
         )
-    from fedkeel.run.events import read
+    from fedkeel.runs.events import read
 
     (run,) = ran([read(tmp_path / "a")])
     values = {

@@ -23,7 +23,7 @@ import pytest
 
 from fedkeel.core.rng import generator
 from fedkeel.reporting import html
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.events import Log, Record, read
 
 SCREENS = {"phone": (390, 844), "desktop": (1440, 900)}
 MISSING = "the page test needs Chromium: no chromium or chromium-browser on PATH; apt-get install -y chromium"

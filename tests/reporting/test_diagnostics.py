@@ -12,7 +12,7 @@ from test_browser import write_run
 
 import fedkeel as fk
 from fedkeel.reporting import diagnostics, html, plots, tables
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.events import Log, Record, read
 
 GEOMETRY = {"alignment": 1.714, "intra": 0.8557, "inter": 0.3016, "ratio": 2.838, "intra_distance": 0.92,
             "inter_distance": 0.54}  # fmt: skip

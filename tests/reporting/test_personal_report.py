@@ -17,7 +17,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
 from fedkeel.reporting import html, personal, personal_plots, plots, sweeps, tables, ways
 from fedkeel.reporting.measures import METRICS, Ran
-from fedkeel.run.events import Log, Record, read
+from fedkeel.runs.events import Log, Record, read
 from fedkeel.study.grid import Variant
 
 DOMAINS = ("mnist", "photos", "optdigits", "mfeat", "fonts")

@@ -19,7 +19,7 @@ from test_browser import TOPICS, comparison, write_run
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting import html, plots, tables
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 
 class Page(HTMLParser):
@@ -354,7 +354,7 @@ def test_the_same_records_give_the_same_bytes(compared: list[Record], compared_p
         "import sys, hashlib, matplotlib\n"
         "settings = lambda: [(k, matplotlib.rcParams[k]) for k in matplotlib.rcParams if k != 'backend']\n"
         "before = settings()\n"
-        "from fedkeel.run.events import read; from fedkeel.reporting.html import page\n"
+        "from fedkeel.runs.events import read; from fedkeel.reporting.html import page\n"
         "text = page([read(folder) for folder in sys.argv[1:]])\n"
         "assert settings() == before and 'matplotlib.pyplot' not in sys.modules\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"

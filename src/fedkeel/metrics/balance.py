@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.run.config import Report
-from fedkeel.run.events import Record
+from fedkeel.runs.config import Report
+from fedkeel.runs.events import Record
 
 Number = float | None
 GROUPS = ("head", "mid", "tail")

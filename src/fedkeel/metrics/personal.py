@@ -30,7 +30,7 @@ import numpy as np
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.metrics.accuracy import OWN_ROWS
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 Number = float | None
 

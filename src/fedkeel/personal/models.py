@@ -28,13 +28,13 @@ from fedkeel.engines.threads import Places, side_by_side
 from fedkeel.models.backbone import Backbone
 from fedkeel.personal.strategy import STRATEGIES, Strategy
 from fedkeel.personal.work import Work
-from fedkeel.run.config import assignment, checked, nested
-from fedkeel.run.events import EVENTS, PERSONAL, Log, Record, read
-from fedkeel.run.federation import assemble
-from fedkeel.run.folder import CONFIG, stored
-from fedkeel.run.loop import ENGINES
-from fedkeel.run.model import CLIENTS, MODEL, Model, client_file, load_client
-from fedkeel.run.simulate import about_clients, about_data
+from fedkeel.runs.config import assignment, checked, nested
+from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, read
+from fedkeel.runs.federation import assemble
+from fedkeel.runs.folder import CONFIG, stored
+from fedkeel.runs.loop import ENGINES
+from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.runs.simulate import about_clients, about_data
 from fedkeel.study.grid import Variant
 
 NO_SETTINGS = ("rounds", "participation", "of")

@@ -25,9 +25,9 @@ from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.personal.strategy import Strategy
-from fedkeel.run.config import Experiment
-from fedkeel.run.federation import Federation, to_be_read
-from fedkeel.run.model import Model, save_client
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, to_be_read
+from fedkeel.runs.model import Model, save_client
 
 SAME_ROWS = 16
 """Of so many rows features are made again, to see whether they are the same."""

@@ -11,8 +11,8 @@ from fedkeel.reporting import balance_plots as draw
 from fedkeel.reporting.balance_plots import Served
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import Group, format_spread, html_table
-from fedkeel.run.config import Report
-from fedkeel.run.events import Record
+from fedkeel.runs.config import Report
+from fedkeel.runs.events import Record
 
 ZERO_SHOT = "zero-shot"
 COLUMNS = {"overall": "All", **{name: name.capitalize() for name in GROUPS}, "beta": "β"}

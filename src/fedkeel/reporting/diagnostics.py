@@ -10,7 +10,7 @@ import numpy as np
 from fedkeel.reporting import plots
 from fedkeel.reporting.plots import HEIGHT, Look, Picture
 from fedkeel.reporting.tables import NOTHING, Group, html_table
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting import balance, diagnostics, personal, plots
 from fedkeel.reporting.plots import Look, Picture
 from fedkeel.reporting.tables import IID, Group, cost_html, format_bytes, groups, html_table, summary_html, summary_rows
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 MOST_LINES = 6

@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.metrics.balance import GROUPS, Balance
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting.tables import summary_row
-from fedkeel.run.events import Record, personalised
+from fedkeel.runs.events import Record, personalised
 from fedkeel.study.grid import Variant
 
 KB, MB, GB = 2**10, 2**20, 2**30

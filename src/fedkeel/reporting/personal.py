@@ -16,7 +16,7 @@ from fedkeel.reporting import sweeps
 from fedkeel.reporting.plots import Picture
 from fedkeel.reporting.tables import NOTHING, Group, format_seconds, format_spread, html_table
 from fedkeel.reporting.ways import ORDER, Way, label, mean_and_deviation, waiting, ways
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 BEFORE = "global model (before)"
 MOST_MAPS = 12

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkeel.metrics.convergence import retained
 from fedkeel.reporting.tables import Group, format_bytes
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from fedkeel.data.settings import Partition, Shift
 from fedkeel.metrics.convergence import acc95_round, retained
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 if TYPE_CHECKING:
     from rich.table import Table

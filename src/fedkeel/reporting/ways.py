@@ -10,7 +10,7 @@ from typing import Any
 
 from fedkeel.metrics.personal import Personal
 from fedkeel.reporting.tables import Group
-from fedkeel.run.events import Record, personalised
+from fedkeel.runs.events import Record, personalised
 
 OWN = "personal models of the method"
 ORDER = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")

@@ -17,7 +17,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS
 from fedkeel.data.partition import known
 from fedkeel.reporting.tables import IID
-from fedkeel.run.config import Experiment, Said, build, laid, nested, value_of
+from fedkeel.runs.config import Experiment, Said, build, laid, nested, value_of
 
 
 @dataclass(frozen=True)

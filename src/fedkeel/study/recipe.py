@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.settings import Section
 from fedkeel.personal.strategy import STRATEGIES
-from fedkeel.run.config import assignment, build, checked, given, laid, nested
+from fedkeel.runs.config import assignment, build, checked, given, laid, nested
 from fedkeel.study.grid import Cell, Variant, cells
 
 Scale = Literal["laptop", "paper"]

@@ -27,7 +27,7 @@ from fedkeel.models.cache import features as encode
 from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import NETWORKS, encoder_name, open_encoder
 from fedkeel.models.prepare import as_rows
-from fedkeel.run.config import Experiment
+from fedkeel.runs.config import Experiment
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fedkeel.metrics.convergence import acc95_round
-from fedkeel.run.events import Record
+from fedkeel.runs.events import Record
 
 SUMMARY = "summary.json"
 

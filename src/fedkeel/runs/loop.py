@@ -13,8 +13,8 @@ from fedkeel.engines.base import Clients, Engine, Exchange, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.centre import MEAN, Centre
-from fedkeel.run.checkpoint import Checkpoint, Journal
-from fedkeel.run.events import Log
+from fedkeel.runs.checkpoint import Checkpoint, Journal
+from fedkeel.runs.events import Log
 
 ENGINES: dict[str, Callable[[Clients], Engine]] = {"local": LocalEngine, "wire": WireEngine}
 

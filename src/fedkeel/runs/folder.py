@@ -7,7 +7,7 @@ from pathlib import Path
 from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.partition import Manifest
-from fedkeel.run.config import Experiment, load
+from fedkeel.runs.config import Experiment, load
 
 CONFIG, MANIFEST = "config.toml", "manifest.json"
 

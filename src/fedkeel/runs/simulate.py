@@ -28,13 +28,13 @@ from fedkeel.metrics.geometry import geometry
 from fedkeel.metrics.towers import Own, balance, on_own, pooled, zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
 from fedkeel.reporting.diagnostics import common_mean
-from fedkeel.run.checkpoint import Journal
-from fedkeel.run.config import Experiment
-from fedkeel.run.events import EVENTS, Log, read
-from fedkeel.run.federation import Federation
-from fedkeel.run.loop import ENGINES, Loop, federated_mean
-from fedkeel.run.model import MODEL, Model, client_file, save_client
-from fedkeel.run.summary import SUMMARY, summarise
+from fedkeel.runs.checkpoint import Journal
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.events import EVENTS, Log, read
+from fedkeel.runs.federation import Federation
+from fedkeel.runs.loop import ENGINES, Loop, federated_mean
+from fedkeel.runs.model import MODEL, Model, client_file, save_client
+from fedkeel.runs.summary import SUMMARY, summarise
 
 MOST_ABROAD = 60
 """In a federation of more clients, personal models are tested on their own client's test set only."""
