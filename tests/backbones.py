@@ -113,7 +113,8 @@ def reading_images(who: Sites, classes: int, shift: float = 1.0) -> tuple[Sites,
     labels = torch.cat([who.y, who.y[torch.from_numpy(flat)]])
     validation = Ownership.of_lists(added)
     clients = Sites(who.names, inputs, labels, who.owned, who.seed, classes, validation=validation)
-    return clients, Task(WIDTH, classes, len(who.names), 0, len(who.y), small_cnn())
+    able = int(np.count_nonzero(who.owned.sizes))
+    return clients, Task(WIDTH, classes, len(who.names), 0, len(who.y), small_cnn(), able=able)
 
 
 def logits_by_hand(tree: Tree, images: Tensor, moves: bool = False) -> Tensor:

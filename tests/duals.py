@@ -21,7 +21,7 @@ from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.models.dual import Dual, Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.peft import Module
+from fedkeel.models.peft.module import Module
 
 NAMES = ("ant", "bee", "cat", "dog")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -21,7 +21,7 @@ from fedkeel.models.losses import softmax_rows
 from fedkeel.rows.features import Features
 
 DIM, CLASSES = 6, 4
-TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130)
+TASK = Task(DIM, CLASSES, clients=7, seed=0, rows=130, able=6)
 
 
 def clients(sizes: tuple[int, ...] = (23, 8, 0, 50, 1, 17, 31), seed: int = 0) -> Sites:

@@ -30,7 +30,7 @@ from fedkeel.methods.heads.base import BIAS, WEIGHT
 from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.networks.base import Network
 from fedkeel.methods.transformer.base import Tuned
-from fedkeel.models.peft import KINDS
+from fedkeel.models.peft.module import MODULES
 from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.events import Log
 from fedkeel.runs.loop import Loop
@@ -80,7 +80,7 @@ VARIANTS |= {f"{name}, balanced": type(method)(**usual(type(method)), balance="g
 VARIANTS |= {
     f"fedpurel, {name}": METHODS["fedpurel"](**usual(METHODS["fedpurel"]), **settings)
     for name, settings in {
-        **{kind: {"peft": kind, "project": "all"} for kind in KINDS},
+        **{kind: {"peft": kind, "project": "all"} for kind in MODULES},
         "lora": {"peft": "lora", "blocks": (1,)},
         "interleaved": {"peft": "adapter", "schedule": "interleaved", "balance": "grab"},
         "not purified": {"peft": "adapter", "alignment": "none"},

@@ -72,7 +72,7 @@ def test_gradients_are_those_of_differences(kind: type[DualTuned]) -> None:
     held: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         if kind is FedOTP:
-            from fedkeel.models import transport
+            from fedkeel.methods.dual import transport
 
             real_plan = transport.plan
             patch.setattr(transport, "plan", lambda *given: held.setdefault("plan", real_plan(*given)))

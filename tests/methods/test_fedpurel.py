@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from torch import Tensor
 
+import fedkeel as fk
 from federations import private
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import decode
 from fedkeel.core.method import Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, take
@@ -23,11 +25,12 @@ from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import schedule
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
+from fedkeel.methods.dual.alignment import divergence
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
-from fedkeel.models.alignment import divergence
 from fedkeel.models.dual import Dual, Items, items
+from fedkeel.models.peft.module import MODULES, module
 from fedkeel.runs.simulate import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
@@ -142,7 +145,7 @@ def test_both_gradients_are_those_of_their_losses(kind: Literal["tkl", "kl"]) ->
 
     leaves = trainable(params)
     f = of.module.logits(take(PEFT, leaves), x)
-    from fedkeel.models.alignment import temperatures
+    from fedkeel.methods.dual.alignment import temperatures
 
     tau_z, tau_f = temperatures(x.zero_shot, f.detach()) if kind == "tkl" else (torch.ones(8), torch.ones(8))
     p, log_q = (x.zero_shot / tau_z[:, None]).softmax(1), (f / tau_f[:, None]).log_softmax(1)
@@ -280,3 +283,24 @@ def test_no_optimizer_state_travels() -> None:
         updates.append(digest(sent))
     assert len(set(updates)) == 1
     assert len(list(schedule(0, "c", ROWS // 3, 1, phase))) > 1, "one step would have no momentum to carry"
+
+
+def test_it_has_the_settings_of_every_kind_and_tunes_the_one_that_is_named() -> None:
+    for name, kind in MODULES.items():
+        assert kind.model_fields.keys() <= FedPuReL.model_fields.keys()
+        assert type(method(peft=name).module) is kind
+    assert method(peft="lora", rank=3, blocks=(1,)).module == MODULES["lora"](rank=3, blocks=(1,))
+    with pytest.raises(FedkeelError, match=r"method\.peft is 'mask': expected adapter, lora, prompt") as error:
+        fk.experiment(method={"name": "fedpurel", "peft": "mask"})
+    assert "\n" not in str(error.value)
+
+
+def test_a_kind_that_is_entered_later_is_found() -> None:
+    class Mask(MODULES["adapter"]):  # type: ignore[misc]
+        pass
+
+    module("mask")(Mask)
+    try:
+        assert type(method(peft="mask").module) is Mask
+    finally:
+        del MODULES["mask"]

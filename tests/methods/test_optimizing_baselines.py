@@ -13,11 +13,12 @@ import pytest
 import torch
 from test_steps import ENGINES, X, Y, two_clients
 
-from federations import TASK, clients, played, private
+from backbones import reading_images
+from federations import CLASSES, TASK, clients, played, private
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Method, Task
-from fedkeel.core.tree import Tree
-from fedkeel.engines.base import schedule
+from fedkeel.core.method import Method, State, Task
+from fedkeel.core.tree import Tree, learnt, select, take
+from fedkeel.engines.base import Clients, schedule
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.fedavg import FedAvg
@@ -98,15 +99,40 @@ def test_scaffold_with_half_of_the_clients(engine: type) -> None:
     same(private(who)[1]["c_i.head.weight"], g)
 
 
+def of_all(who: Clients, method: Scaffold, state: State, name: str) -> torch.Tensor:
+    """The mean of c_i over all clients that hold rows, visited or not."""
+    able = np.flatnonzero(who.owned.sizes).tolist()
+    return torch.stack([who.mine(client, method, state)[f"c_i.{name}"] for client in able]).double().mean(0)
+
+
 def test_the_mean_of_the_control_variates_is_the_server_s() -> None:
     """With everybody taking part every round c is the mean of all c_i."""
     method, who = Scaffold(lr=0.05, batch=8, bias=True), clients()
     state = played(method, LocalEngine(who), method.start(TASK), rounds=4)
     assert len(private(who)) == 6
-    for name, c in state.server.items():
-        mean = torch.stack([mine[name.replace("c.", "c_i.", 1)] for mine in private(who).values()]).double().mean(0)
+    for name, c in take("c.", state.server).items():
         assert float(c.abs().max()) > 0.01
-        assert float((mean - c).abs().max()) <= 1e-6
+        assert float((of_all(who, method, state, name) - c).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize("network", [False, True], ids=["head", "network"])
+@pytest.mark.parametrize("participation", [0.35, 0.5, 0.8])
+def test_the_mean_of_the_control_variates_with_lost_replies(participation: float, network: bool) -> None:
+    """Also where 0.35 and 0.8 of six clients are two and five, and where the replies of two of them never arrive."""
+    usual = {"participation": participation, "lr": 0.05, "batch": 8, "epochs": 1}
+    method = Scaffold(**usual, tune="network") if network else Scaffold(**usual, bias=True)
+    who, task = reading_images(clients(), CLASSES) if network else (clients(), TASK)
+    lost = ("site-3", "site-5")
+    engine = WireEngine(who, lambda client, reply: b"" if client in lost else reply)
+    state = played(method, engine, method.start(task), rounds=3 if network else 6)
+    assert 0 < len(who.private) <= 4, "two never change their c_i"
+    means = {name: of_all(who, method, state, name) for name in take("c.", state.server)}
+    assert means.keys() == learnt(state.shared).keys()
+    for name, c in take("c.", state.server).items():
+        assert float((means[name] - c).abs().max()) <= 1e-6
+    assert max(float(c.abs().max()) for c in means.values()) > 0.01
+    (phase,) = method.plan(1)
+    assert set(select(state.down, phase.gets)) == set(state.down) - {"clients"}, "how many they are stays on the server"
 
 
 @ENGINES

@@ -13,7 +13,7 @@ from federations import CLASSES, clients, played, private
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import select
 from fedkeel.engines.local import LocalEngine
-from fedkeel.methods.networks.base import encoded
+from fedkeel.methods.network import WHOLE
 from fedkeel.methods.networks.pfedfda import COVARIANCE, MEANS, Gauss, PFedFDA, between, folds, head
 
 DIM = 5
@@ -115,7 +115,7 @@ def test_a_round_by_hand() -> None:
     )
     for client in (0, 1):
         y = who.y[who.rows(client)]
-        features = encoded(after.shared, who.x[who.rows(client)]).double()
+        features = WHOLE.encoded(after.shared, who.x[who.rows(client)]).double()
         beta = METHOD.beta(features, y, theirs, METHOD.priors(torch.bincount(y, minlength=CLASSES).float()))
         gausses.append(between(theirs, METHOD.estimate(features, y, theirs), beta))
     expected = (12 * gausses[0].means + 20 * gausses[1].means) / 32

@@ -28,8 +28,8 @@ from fedkeel.methods.heads.ncm import NCM
 from fedkeel.methods.heads.oll import OLL
 from fedkeel.methods.heads.ridge import Ridge, held_out
 from fedkeel.methods.heads.ridge_rf import RidgeRF, drawn, mapped
+from fedkeel.methods.heads.ridge_sums import GRID, row_sums, solve
 from fedkeel.metrics.accuracy import TestSets
-from fedkeel.models.ridge import GRID, row_sums, solve
 from fedkeel.rows.features import Features
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])

@@ -16,7 +16,7 @@ from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.centre import Centre
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.ova_lp import TAUS, OvaLP
-from fedkeel.models.ridge import GRID, row_sums, solve
+from fedkeel.methods.heads.ridge_sums import GRID, row_sums, solve
 from fedkeel.rows.features import Features
 
 ENGINES = pytest.mark.parametrize("engine", [LocalEngine, WireEngine])

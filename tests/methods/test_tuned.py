@@ -15,7 +15,7 @@ from federations import CLASSES, clients
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS, Batch, Method, State, Update, Visit
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tree, select
 from fedkeel.engines.local import LocalEngine
 from fedkeel.methods.transformer.fft_moe import FFTMoE
 from fedkeel.methods.transformer.flora import Flora
@@ -139,6 +139,23 @@ def test_flora_s_small_clients_stay_small() -> None:
         assert not a[small, 2:].any()
         assert not b[small, :, 2:].any()
         assert b[small, :, :2].any()
+
+
+def test_flora_draws_its_adapters_again_by_the_seed_of_the_run() -> None:
+    """Other runs draw others, in every round; the seed is the server's own."""
+    method = Flora(rank=4, batch=8)
+    who, task = reading(clients(), CLASSES)
+    phase, drawn = method.plan(1)[0], {}
+    for seed in (0, 1):
+        state = method.start(replace(task, seed=seed))
+        update = LocalEngine(who).exchange(method, state, phase, 1, [0, 1]).update
+        assert update is not None
+        assert "seed" not in select(state.down, phase.gets)
+        for round in (1, 2):
+            drawn[seed, round] = method.merge(state, replace(update, round=round), phase).shared["A.00"]
+            expected = generator(seed, "flora", round, 0).normal(scale=WIDTH**-0.5, size=(4, WIDTH))
+            np.testing.assert_allclose(drawn[seed, round], expected, rtol=1e-6)
+    assert len({float(value.sum()) for value in drawn.values()}) == 4
 
 
 def test_flora_refuses_ranks_beyond_its_own() -> None:

@@ -298,7 +298,7 @@ def test_what_cannot_be_measured_is_told_in_one_line(monkeypatch: pytest.MonkeyP
         name = "counting"
 
         def plan(self, round: int) -> list[fk.Phase]:
-            return [replace(self.phase("count"), epochs=0)]
+            return [self.phase("count", self.tuned, self.tuned, epochs=0)]
 
     for method in (NoHead(), Counting()):
         with pytest.raises(FedkeelError, match=rf"run.drift needs .*a linear head .*{method.name}.*run.drift = false"):

@@ -26,11 +26,11 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.data.sources.base import Source
-from fedkeel.models.backbone import TOWERS
 from fedkeel.models.dual import Items, items, open_dual
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.halves import Blocks, UpperHalf, lower_half, whole_tower
-from fedkeel.models.peft import Lora
+from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
+from fedkeel.models.layers import TOWERS, Tower
+from fedkeel.models.peft.lora import Lora
 
 TEXTS = texts_of(np.arange(9) % len(NAMES))
 PICTURES = pictures_in(np.arange(5) % len(COLOURS))
@@ -169,7 +169,7 @@ def test_against_peft_on_the_whole_network(opened: dict[str, Encoder], family: s
     x = adapted(lora, item)
     factors = trained(lora, x)
     model = item.load()
-    listed = Blocks.of(item, model.network).name
+    listed = Tower(item.name, model.network, item.kind).listed
     tower = TOWERS[item.kind] if hasattr(model.network, TOWERS[item.kind][:-1]) else ""
     targets = rf"{tower}.*\.(query|key|value|q_proj|k_proj|v_proj)"
     config = LoraConfig(r=3, lora_alpha=5.0, use_rslora=True, target_modules=targets)
@@ -186,7 +186,7 @@ def test_against_peft_on_the_whole_network(opened: dict[str, Encoder], family: s
         ours = x.dual.upper.features(factors, x.get("below")).numpy()
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert np.abs(theirs - item.encode(rows_of(item))).max() > 1e-2
-    chosen = len(blocks) or len(Blocks.of(item, item.model.network).list)
+    chosen = len(blocks) or len(Tower(item.name, item.model.network, item.kind).blocks)
     assert len(factors) == 2 * 3 * chosen, "A and B of queries, keys and values"
 
 
@@ -252,12 +252,15 @@ def test_a_twin_shares_nothing_but_gives_the_same(opened: dict[str, Encoder]) ->
 def test_the_network_never_changes(opened: dict[str, Encoder]) -> None:
     lora = Lora(blocks=(1,), text_tokens=LONGEST)
     x = adapted(lora, opened["bert"])
-    before = {name: value.clone() for name, value in x.dual.upper.named_parameters() if "lora_" not in name}
+    before = {name: value.clone() for name, value in x.dual.upper.named_parameters()}
     lora.logits(trained(lora, x), x)
     torch.testing.assert_close(lora.logits(lora.fresh(x.dual, 0), x), x.zero_shot, rtol=1e-4, atol=1e-4)
+    assert dict(x.dual.upper.named_parameters()).keys() == before.keys(), "factors exist only in trees"
     for name, value in x.dual.upper.named_parameters():
-        assert "lora_" in name or torch.equal(value, before[name])
-        assert value.is_meta == ("lora_" in name), "factors exist only in trees"
+        assert torch.equal(value, before[name])
+        assert not value.requires_grad
+    inside = list(x.dual.upper.tower.blocks[0].modules())[1:]
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in inside), "nothing is left on its layers"
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
@@ -277,7 +280,8 @@ def test_mistakes(opened: dict[str, Encoder], family: str, settings: dict[str, A
     assert "\n" not in str(error.value)
 
 
-def test_peft_is_named_where_it_is_missing(opened: dict[str, Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_no_other_package(opened: dict[str, Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(FedkeelError, match=r'LoRA needs the package peft: pip install "fedkeel\[lora\]"'):
-        Lora().upper(opened["bert"])
+    lora = Lora(blocks=(1,), text_tokens=LONGEST)
+    x = adapted(lora, opened["bert"])
+    torch.testing.assert_close(lora.logits(lora.fresh(x.dual, 0), x), x.zero_shot, rtol=1e-4, atol=1e-4)

@@ -84,6 +84,8 @@ class Task:
     """The ``Backbone`` of a method that reads inputs."""
     dual: Any = None
     """The ``Dual`` of a method that reads a dual encoder's items."""
+    able: int = 0
+    """Clients that hold rows; 0 = all of them."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,11 @@ class Trained(Method):
         if self.optimizer == "sgd":
             return SGD(self.lr, self.momentum, self.weight_decay)
         return AdamW(self.lr, self.weight_decay)
+
+    def phase(self, name: str, trains: tuple[str, ...], sends: tuple[str, ...] = (), **more: Any) -> Phase:
+        """A phase of training, with the method's epochs, batch and optimizer where nothing else is said."""
+        usual = {"epochs": self.epochs, "batch": self.batch, "optim": self.optim}
+        return Phase(name, trains, sends, **{**usual, **more})
 
 
 def outgoing(sends: Tree, visit: Visit) -> Tree:

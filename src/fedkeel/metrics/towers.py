@@ -16,9 +16,9 @@ from fedkeel.core.method import State
 from fedkeel.core.tree import Tree
 from fedkeel.engines.base import schedule
 from fedkeel.engines.sites import Sites
+from fedkeel.methods.dual.alignment import divergence, pull
 from fedkeel.methods.dual.base import PART, DualTuned
 from fedkeel.metrics.accuracy import Evaluation, TestSets
-from fedkeel.models.alignment import divergence, pull
 from fedkeel.models.losses import softmax_rows
 
 MOST_ANGLES = 10

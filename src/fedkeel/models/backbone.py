@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.tree import BODY, NORM, STATS, Tree
 from fedkeel.data.dataset import Kind
 from fedkeel.models.encoders import Encoder, Model
-
-# What the families of models call the same layers.
-QUERY, VALUE = ("query", "q_proj", "q_lin"), ("value", "v_proj", "v_lin")
-MLP = (("intermediate.dense", "output.dense"), ("mlp.fc1", "mlp.fc2"), ("ffn.lin1", "ffn.lin2"))
-TOWERS: dict[Kind, str] = {"images": "vision_model.", "texts": "text_model."}
-
-Added = Callable[[Tensor], Tensor]
-"""From the input or output of a block's MLP to what is added to its output."""
+from fedkeel.models.layers import Change, Tower, adding, changing
 
 
 class _Whole(nn.Module):
@@ -107,22 +100,23 @@ class Backbone:
         return found
 
     @cached_property
+    def _tower(self) -> Tower:
+        return Tower(self.encoder, self.whole.network, self.kind)
+
+    @cached_property
     def _modules(self) -> dict[str, nn.Module]:
         """The modules of the tower in use, by name."""
-        named = dict(self.whole.network.named_modules())
-        tower = TOWERS[self.kind]
-        return {name: module for name, module in named.items() if name.startswith(tower)} or named
+        return self._tower.modules
 
     @cached_property
     def attention(self) -> list[str]:
         """The names of the query and value weights, block by block: what LoRA adapts."""
-        return [f"{name}.weight" for name in self._modules if name.endswith(QUERY + VALUE)]
+        return self._tower.attention
 
     @cached_property
     def mlps(self) -> list[tuple[str, str]]:
         """The first and the second linear layer of each block's MLP."""
-        stems = [(n.removesuffix(p[0]), *p) for n in self._modules for p in MLP if n.endswith(p[0])]
-        return [(stem + first, stem + second) for stem, first, second in stems if stem + second in self._modules]
+        return self._tower.mlps
 
     @property
     def width(self) -> int:
@@ -153,8 +147,8 @@ class Backbone:
         self,
         inputs: dict[str, Tensor],
         weights: Tree | None = None,
-        added: Sequence[Added] = (),
-        after: Sequence[Added] = (),
+        added: Sequence[Change] = (),
+        after: Sequence[Change] = (),
         prompts: Tensor | None = None,
         moves: bool = False,
     ) -> Tensor:
@@ -168,18 +162,14 @@ class Backbone:
             if moves and len(next(iter(inputs.values()))) > 1:
                 stack.enter_context(_in_training(list(self._norms.values())))
             for pair, extra in zip(self.mlps, added, strict=False):
-                stack.enter_context(_adding(self._modules[pair[0]], self._modules[pair[1]], extra))
+                stack.enter_context(adding(self._modules[pair[0]], self._modules[pair[1]], extra))
             for pair, extra in zip(self.mlps, after, strict=False):
-                stack.enter_context(_following(self._modules[pair[1]], extra))
+                stack.enter_context(changing(self._modules[pair[1]], partial(_followed, extra)))
             if prompts is not None:
                 inputs = _longer(inputs, len(prompts))
-                stack.enter_context(_prompted(self._embeddings, prompts))
+                stack.enter_context(changing(self._tower.embeddings, partial(_prompted, prompts)))
             replaced = {f"network.{name}": value for name, value in (weights or {}).items()}
             return torch.func.functional_call(self.whole, replaced, (inputs,))  # type: ignore[no-any-return]
-
-    @property
-    def _embeddings(self) -> nn.Module:
-        return next(module for name, module in self._modules.items() if name.endswith("embeddings"))
 
 
 @dataclass(frozen=True)
@@ -241,11 +231,9 @@ def network_weights(tree: Tree) -> Tree:
 
 
 def features_of(tree: Tree, x: Any) -> Tensor:
-    """Features of rows: those given, or made by the network with the weights in the tree."""
-    if not isinstance(x, Inputs):
-        features: Tensor = x
-        return features
-    return x.features(weights=network_weights(tree))
+    """Features of ``Inputs``, made by the network with the weights in the tree."""
+    features: Tensor = x.features(weights=network_weights(tree))
+    return features
 
 
 def _picked(rows: Sequence[Any] | np.ndarray, index: np.ndarray) -> Any:
@@ -263,40 +251,13 @@ def _in_training(norms: Sequence[nn.Module]) -> Iterator[None]:
             norm.eval()
 
 
-@contextmanager
-def _adding(first: nn.Module, second: nn.Module, extra: Added) -> Iterator[None]:
-    seen: list[Tensor] = []
-    hooks = (
-        first.register_forward_pre_hook(lambda module, args: seen.append(args[0])),
-        second.register_forward_hook(lambda module, args, output: output + extra(seen.pop())),
-    )
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _followed(extra: Change, output: Tensor) -> Tensor:
+    return output + extra(output)
 
 
-@contextmanager
-def _following(second: nn.Module, extra: Added) -> Iterator[None]:
-    hook = second.register_forward_hook(lambda module, args, output: output + extra(output))
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _prompted(embeddings: nn.Module, prompts: Tensor) -> Iterator[None]:
-    def insert(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        every = prompts.expand(len(output), *prompts.shape)
-        return torch.cat([output[:, :1], every, output[:, 1:]], dim=1)
-
-    hook = embeddings.register_forward_hook(insert)
-    try:
-        yield
-    finally:
-        hook.remove()
+def _prompted(prompts: Tensor, tokens: Tensor) -> Tensor:
+    every = prompts.expand(len(tokens), *prompts.shape)
+    return torch.cat([tokens[:, :1], every, tokens[:, 1:]], dim=1)
 
 
 def _longer(inputs: dict[str, Tensor], prompts: int) -> dict[str, Tensor]:

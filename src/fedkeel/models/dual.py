@@ -22,6 +22,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind, named
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, Model
+from fedkeel.models.layers import changing
 
 TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}
 """What ``template = "auto"`` stands for."""
@@ -98,18 +99,14 @@ class Dual:
         """Features of every name with every prompt (prompts x names, d)."""
         prompts, tokens = stacked.shape[:2]
         every = stacked.repeat_interleave(len(inputs["input_ids"]), 0)
-        first = self._first
+        first, repeated = self._first, {name: value.repeat(prompts, 1) for name, value in inputs.items()}
 
-        def put_in(module: Any, args: Any, output: Tensor) -> Tensor:
-            return torch.cat([output[:, :first], every, output[:, first + tokens :]], dim=1)
+        def put_in(words: Tensor) -> Tensor:
+            return torch.cat([words[:, :first], every, words[:, first + tokens :]], dim=1)
 
-        hook = self._embedding.register_forward_hook(put_in)
-        try:
-            assert self.tower.apply is not None
-            repeated = {name: value.repeat(prompts, 1) for name, value in inputs.items()}
+        assert self.tower.apply is not None
+        with changing(self._embedding, put_in):
             return normalize(self.tower.apply(repeated), dim=-1)
-        finally:
-            hook.remove()
 
     def _prompted(self, tokens: int) -> list[tuple[Tensor, dict[str, Tensor]]]:
         """The names behind as many one-token words as a soft prompt has tokens; the words' vectors are replaced.

@@ -7,7 +7,6 @@ has no more tokens. The upper half turns these into features, as the whole netwo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,49 +15,9 @@ from torch import Tensor, nn
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
-from fedkeel.models.backbone import TOWERS
 from fedkeel.models.encoders import Encoder, Model
+from fedkeel.models.layers import Tower, seeing
 from fedkeel.models.transformers_encoder import ANY_ROW, Apply, Read, in_batches
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of the tower that reads rows of a kind, in a network that may have another tower beside."""
-
-    encoder: str
-    network: nn.Module
-    tower: Any
-    name: str
-    """of the list of blocks in the network"""
-
-    @classmethod
-    def of(cls, encoder: Encoder, network: nn.Module) -> Blocks:
-        tower_name = TOWERS[encoder.kind].removesuffix(".")
-        tower = getattr(network, tower_name, network)
-        for name, module in tower.named_modules():
-            if isinstance(module, nn.ModuleList) and any(isinstance(part, nn.Linear) for part in module.modules()):
-                whole = name if tower is network else f"{tower_name}.{name}"
-                return cls(encoder.name, network, tower, whole)
-        raise FedkeelError(
-            f"encoder {encoder.name} is no transformer: it has no list of blocks with linear layers; set data.encoder "
-            "to one that has, such as minilm or an hf: model"
-        )
-
-    @property
-    def list(self) -> nn.ModuleList:
-        found = self.network.get_submodule(self.name)
-        assert isinstance(found, nn.ModuleList)
-        return found
-
-    def linear(self, block: int) -> dict[str, nn.Linear]:
-        """The linear layers of a block, by their names in it."""
-        parts = self.list[block].named_modules()
-        return {name: module for name, module in parts if isinstance(module, nn.Linear)}
-
-    def keep(self, which: slice) -> None:
-        """Leave only these blocks in the network."""
-        parent, _, last = self.name.rpartition(".")
-        setattr(self.network.get_submodule(parent), last, self.list[which])
 
 
 def cut_texts(read: Read, kind: Kind, tokens: int) -> Read:
@@ -75,7 +34,7 @@ def whole_tower(item: Encoder, tokens: int) -> Encoder:
         model = item.model
         assert model.read is not None
         assert model.apply is not None
-        return _encoding(item, cut_texts(model.read, item.kind, tokens), model.apply)
+        return encoding(item, cut_texts(model.read, item.kind, tokens), model.apply)
 
     return Encoder(item.name, item.kind, item.weights, f"{item.transform}, first {tokens} tokens", load)
 
@@ -88,29 +47,29 @@ def lower_half(item: Encoder, first: int, tokens: int) -> Encoder:
 
     def load() -> Model:
         model = item.load()
-        read, apply, blocks = model.read, model.apply, Blocks.of(item, model.network)
+        read, apply, tower = model.read, model.apply, Tower(item.name, model.network, item.kind)
         assert read is not None
         assert apply is not None
-        seen: list[Tensor] = []
-        blocks.list[first].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        blocks.keep(slice(first + 1))
+        tower.keep(slice(first + 1))
 
         def hidden(inputs: dict[str, Tensor]) -> Tensor:
-            seen.clear()
-            apply(inputs)
+            with seeing(tower.blocks[first]) as seen:
+                apply(inputs)
             states = seen[0]
             if item.kind == "texts":
                 states = states * inputs["attention_mask"].unsqueeze(2)
                 states = nn.functional.pad(states, (0, 0, 0, tokens - states.shape[1]))
             return states.flatten(1)
 
-        return _encoding(item, cut_texts(read, item.kind, tokens), hidden)
+        return encoding(item, cut_texts(read, item.kind, tokens), hidden)
 
     which = f"first {tokens} tokens, " if item.kind == "texts" else ""
     return Encoder(item.name, item.kind, item.weights, f"{item.transform}, {which}before block {first}", load)
 
 
-def _encoding(item: Encoder, read: Read, apply: Apply) -> Model:
+def encoding(item: Encoder, read: Read, apply: Apply) -> Model:
+    """What encodes rows of an item tower's kind in batches, as ``read`` and ``apply`` say."""
+
     def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
         return in_batches(item.name, read, apply, rows, dim)
 
@@ -127,9 +86,9 @@ class UpperHalf(nn.Module):
         super().__init__()
         assert model.read is not None
         assert model.apply is not None
-        self.kind, self._tower = item.kind, model.apply
+        self.kind, self._features_of = item.kind, model.apply
         self.network: nn.Module = model.network
-        self.blocks = Blocks.of(item, self.network)
+        self.tower = Tower(item.name, self.network, item.kind)
         self._states = torch.empty(0)
         try:
             whole, below = self._look(model.read(ANY_ROW[item.kind], np.arange(1)), first)
@@ -147,18 +106,14 @@ class UpperHalf(nn.Module):
 
     def _look(self, inputs: dict[str, Tensor], first: int) -> tuple[Tensor, Tensor]:
         """(a row's features by the whole tower, its hidden states before the cut)"""
-        seen: list[Tensor] = []
-        hook = self.blocks.list[first].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        with torch.no_grad():
-            features = self._tower(inputs)
-        hook.remove()
-        return features, seen[0]
+        with torch.no_grad(), seeing(self.tower.blocks[first]) as seen:
+            return self._features_of(inputs), seen[0]
 
     def _cut(self, first: int) -> None:
         """The embeddings give the hidden states; what other layers do to them before the first block is undone."""
-        self.blocks.keep(slice(first, None))
-        self.blocks.tower.embeddings.forward = lambda *args, **kwargs: self._states
-        self.blocks.list[0].register_forward_pre_hook(lambda module, args: (self._states, *args[1:]))
+        self.tower.keep(slice(first, None))
+        self.tower.embeddings.forward = lambda *args, **kwargs: self._states
+        self.tower.blocks[0].register_forward_pre_hook(lambda module, args: (self._states, *args[1:]))
 
     def forward(self, below: Tensor) -> Tensor:
         states = below.reshape(len(below), -1, self.width)
@@ -169,5 +124,5 @@ class UpperHalf(nn.Module):
             states, mask = states[:, :longest], real[:, :longest].long()
             inputs = {"input_ids": mask, "attention_mask": mask}
         self._states = states
-        features: Tensor = self._tower(inputs)
+        features: Tensor = self._features_of(inputs)
         return features

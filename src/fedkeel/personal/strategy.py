@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -25,13 +24,8 @@ from fedkeel.core.method import Batch, Method, Phase, State, Visit, from_setting
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
 from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree
-from fedkeel.methods.heads.base import logits as linear
-from fedkeel.methods.transformer.base import Tuned, head_logits
-from fedkeel.models.backbone import Backbone, features_of
-from fedkeel.models.losses import softmax_rows
-
-PART = 256
-"""Rows that are encoded at once outside of training."""
+from fedkeel.methods.network import NetworkModel, model_of
+from fedkeel.models.backbone import Backbone
 
 
 class Strategy(Method):
@@ -91,7 +85,7 @@ class Strategy(Method):
     @property
     def full(self) -> tuple[str, ...]:
         """Prefixes of everything that full fine-tuning moves."""
-        if isinstance(self.base, Tuned):
+        if self.network.adapters:
             return ("",)
         return (HEAD, BODY, NORM, STATS) if self.batch_norm == "train" else (HEAD, BODY, NORM)
 
@@ -113,13 +107,10 @@ class Strategy(Method):
 
     def once(self, x: Any, visit: Visit) -> Any:
         """A phase that trains the head alone reads features: the network gives the same ones in every epoch."""
-        return self.encoded({**visit.down, **visit.mine}, x) if visit.phase.trains == (HEAD,) else x
+        return self.network.encoded({**visit.down, **visit.mine}, x) if visit.phase.trains == (HEAD,) else x
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        return self.flooded(self.cross_entropy({**visit.down, **visit.mine, **params}, batch))
-
-    def cross_entropy(self, tree: Tree, batch: Batch) -> Tensor:
-        return batch.mean(softmax_rows(self.logits(tree, batch.x), batch.y))
+        return self.flooded(self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch))
 
     def flooded(self, loss: Tensor) -> Tensor:
         return (loss - self.flood).abs() + self.flood if self.flood else loss
@@ -129,25 +120,22 @@ class Strategy(Method):
 
     # ---- the model
 
+    @property
+    def network(self) -> NetworkModel:
+        """The run's model, with the features of the strategy."""
+        run = model_of(self.base)
+        return NetworkModel(self.features, run.head, run.adapters)
+
     def features(self, tree: Tree, x: Any) -> Tensor:
-        if isinstance(self.base, Tuned) and not isinstance(x, Tensor):
-            return self.base.features(tree, x)
-        return features_of(tree, x)
+        """Of inputs, as the run's method makes them; a strategy that adds to the network overrides this."""
+        return model_of(self.base).features(tree, x)
 
     def encoded(self, tree: Tree, x: Any) -> Tensor:
         """Features of many rows."""
-        with torch.no_grad():
-            return torch.cat([self.features(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
-
-    def logits(self, tree: Tree, x: Any) -> Tensor:
-        features = self.features(tree, x)
-        if isinstance(self.base, Tuned):
-            return head_logits(tree, features)
-        return linear(tree, features) if self.base.reads == "inputs" else self.base.predict(State(tree), {}, features)
+        return self.network.encoded(tree, x)
 
     def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
-        tree = {**state.down, **mine}
-        return torch.cat([self.logits(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
+        return self.network.predict({**state.down, **mine}, x)
 
 
 STRATEGIES: Registry[Strategy] = Registry(

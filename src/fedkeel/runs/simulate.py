@@ -78,7 +78,8 @@ def task_of(run: Running) -> Task:
     x, roster = run.simulated.engine.sites.x, run.engine.roster
     backbone, dual = (getattr(x, name, None) for name in ("backbone", "dual"))  # of rows that are no tensor
     sizes = x.dim, roster.classes, len(roster.names)
-    return Task(*sizes, roster.seed, rows=int(roster.rows.sum()), backbone=backbone, dual=dual)
+    able, rows = len(roster.able), int(roster.rows.sum())
+    return Task(*sizes, roster.seed, rows=rows, able=able, backbone=backbone, dual=dual)
 
 
 def begin(run: Running, how: Preparation) -> None:

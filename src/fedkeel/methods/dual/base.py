@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import STATS, Tree, put, select, take
-from fedkeel.models import grab
+from fedkeel.methods.dual import grab
 from fedkeel.models.losses import softmax_rows
-from fedkeel.models.peft import Module
+from fedkeel.models.peft.module import Module
 
 PEFT, OWN = "peft.", "own."
 PART = 256
@@ -29,6 +29,8 @@ PART = 256
 
 class DualTuned(Trained):
     personal: ClassVar[bool] = True
+    kind: ClassVar[type[Module]] = Module
+    """Of the module that is tuned. A method has the settings of its module: it inherits from that kind."""
 
     rounds: int = Field(100, ge=1)
     participation: float = Field(0.4, gt=0, le=1)
@@ -55,8 +57,8 @@ class DualTuned(Trained):
 
     @property
     def module(self) -> Module:
-        """What is tuned. A method has the settings of its module: it inherits from that kind."""
-        raise NotImplementedError
+        """What is tuned."""
+        return self.kind.of(self)
 
     @field_validator("template")
     @classmethod
@@ -76,8 +78,7 @@ class DualTuned(Trained):
 
     def phase(self, name: str, trains: tuple[str, ...], sends: tuple[str, ...] = (), **more: Any) -> Phase:
         balanced = (STATS,) if self.balance == "grab" else ()
-        usual = {"epochs": self.epochs, "batch": self.batch, "optim": self.optim}
-        return Phase(name, trains + balanced, sends, **{**usual, **more})
+        return super().phase(name, trains + balanced, sends, **more)
 
     def own_start(self, visit: Visit) -> Tree:
         """Where a client's own module starts: as the shared one is when its own is first trained."""

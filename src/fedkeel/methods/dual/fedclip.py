@@ -6,13 +6,14 @@ by rows; the original trains the contrastive loss of the batch with Adam and wei
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fedkeel.core.method import register
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft import Adapter
+from fedkeel.models.peft.adapter import Adapter
+from fedkeel.models.peft.module import Module
 
 
 @register("fedclip", paper="a feature mask, averaged (Lu et al., 2023)")
 class FedCLIP(Adapter, DualTuned):
-    @property
-    def module(self) -> Adapter:
-        return Adapter.of(self)
+    kind: ClassVar[type[Module]] = Adapter

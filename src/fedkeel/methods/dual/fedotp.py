@@ -5,7 +5,7 @@ cosines of an item's M local features and the N = 2 class features of a class c:
 
     logit_c = scale * sum of T_c * s_c,   T_c the entropic plan with rows T 1 <= 1 / M and columns T^T 1 = gamma / 2
 
-(``models/transport.py``); loss: cross-entropy, no gradient through the plan. eps = 0.1, gamma = 0.8, as in the released
+(``transport.py``); loss: cross-entropy, no gradient through the plan. eps = 0.1, gamma = 0.8, as in the released
 code. Both prompts are trained in every visit, only the shared one is averaged.
 
 Our choices: a client's prompt starts as a copy of the shared one; the model without a client is the plan of the shared
@@ -15,23 +15,24 @@ first ``text_tokens`` tokens; for the last phase see ``jointly.py``.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from fedkeel.core.method import register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.jointly import Jointly
+from fedkeel.methods.dual.transport import Transported
 from fedkeel.models.dual import Items
+from fedkeel.models.peft.module import Module
 from fedkeel.models.peft.prompt import CONTEXT
-from fedkeel.models.transport import Transported
 
 
 @register("fedotp", paper="a shared and an own prompt, matched by optimal transport (Li et al., CVPR 2024)")
 class FedOTP(Transported, Jointly):
-    @property
-    def module(self) -> Transported:
-        return Transported.of(self)
+    kind: ClassVar[type[Module]] = Transported
 
     def both(self, shared: Tree, own: Tree, x: Items) -> Tensor:
         prompts = [x.dual.class_features(part[CONTEXT]) for part in (shared, own)]
-        return self.module.matched(x, torch.stack(prompts))
+        return self.matched(x, torch.stack(prompts))

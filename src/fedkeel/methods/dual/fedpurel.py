@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.tree import Tree, take
+from fedkeel.methods.dual.alignment import Alignment, pull
+from fedkeel.methods.dual.any_kind import AnyKind
 from fedkeel.methods.dual.base import OWN, PART, PEFT, DualTuned
-from fedkeel.models.alignment import Alignment, pull
 from fedkeel.models.losses import softmax_rows
-from fedkeel.models.peft import AnyKind
 
 GLOBAL = "global"
 

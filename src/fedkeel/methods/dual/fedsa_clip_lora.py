@@ -11,23 +11,22 @@ with "interleaved" the B of its last visit is kept.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.tree import Tree, put, select, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
-from fedkeel.models.peft import Lora
+from fedkeel.models.peft.lora import Lora
+from fedkeel.models.peft.module import Module
 
 A, B = "A.", "B."
 
 
 @register("fedsa-clip-lora", paper="LoRA in the item tower, shared A and personal B (Guo et al., ICLR 2025)")
 class FedSAClipLora(Lora, DualTuned):
-    @property
-    def module(self) -> Lora:
-        return Lora.of(self)
+    kind: ClassVar[type[Module]] = Lora
 
     @property
     def first_visit(self) -> tuple[str, ...]:

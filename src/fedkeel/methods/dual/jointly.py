@@ -8,7 +8,7 @@ the papers' joint training alone. Without a client's own part the model is the s
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -16,16 +16,15 @@ from fedkeel.core.method import Batch, Phase, Visit
 from fedkeel.core.tree import Tree, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
 from fedkeel.models.dual import Items
-from fedkeel.models.peft import Prompt
+from fedkeel.models.peft.module import Module
+from fedkeel.models.peft.prompt import Prompt
 
 
 class Jointly(Prompt, DualTuned):
+    kind: ClassVar[type[Module]] = Prompt
+
     schedule: Literal["sequential", "interleaved"] = "sequential"
     """both parts are trained in every round; sequential: and the personal one alone after the last"""
-
-    @property
-    def module(self) -> Prompt:
-        return Prompt.of(self)
 
     def both(self, shared: Tree, own: Tree, x: Items) -> Tensor:
         """The logits of a client's model: of its own tensors and the shared ones."""

@@ -10,16 +10,11 @@ from torch import Tensor
 from fedkeel.core.method import Phase, register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft import Module
 
 
 @register("zero-shot", paper="class features of a template, nothing trained (Radford et al., CLIP, ICML 2021)")
 class ZeroShot(DualTuned):
     rounds: int = Field(1, ge=1)
-
-    @property
-    def module(self) -> Module:
-        return Module()
 
     def plan(self, round: int) -> list[Phase]:
         return []

@@ -25,15 +25,11 @@ class LinearProbe(Trained):
         return (HEAD,)
 
     def start(self, task: Task) -> State:
-        head = {WEIGHT: torch.zeros(task.classes, task.dim)}
-        return State({**head, BIAS: torch.zeros(task.classes)} if self.bias else head)
+        head = no_head(task.dim, task.classes)
+        return State(head if self.bias else {WEIGHT: head[WEIGHT]})
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase("train")]
-
-    def phase(self, name: str) -> Phase:
-        """A phase that trains the model and sends it."""
-        return Phase(name, trains=self.tuned, sends=self.tuned, epochs=self.epochs, batch=self.batch, optim=self.optim)
+        return [self.phase("train", self.tuned, self.tuned)]
 
     def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
         """The loss of each row; works on a stack of clients as well as on one."""
@@ -60,6 +56,11 @@ def logits(head: Tree, x: Tensor) -> Tensor:
     """One row per row of x; of a stack of heads if both are stacked."""
     scores = x @ head[WEIGHT].mT
     return scores + head[BIAS].unsqueeze(-2) if BIAS in head else scores
+
+
+def no_head(dim: int, classes: int) -> Tree:
+    """A head of zeros."""
+    return {WEIGHT: torch.zeros(classes, dim), BIAS: torch.zeros(classes)}
 
 
 def per_class(values: Tensor, head: Tensor) -> Tensor:

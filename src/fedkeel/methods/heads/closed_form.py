@@ -10,15 +10,16 @@ that row's feature. Add them under secure aggregation where the server must not 
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Method, Phase, State, Update
 from fedkeel.core.tree import Tree, select
-from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
+from fedkeel.methods.heads.base import logits
 
 SUMS = "sum."
+# Sums grow with the rows, so they may be far longer than the step of a trained head.
+ONCE = Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, sums=True)
 
 
 class ClosedForm(Method):
@@ -28,10 +29,7 @@ class ClosedForm(Method):
     """every client is visited once; with participation p that takes 1 / p rounds"""
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase()]
-
-    def phase(self) -> Phase:
-        return Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, sums=True)
+        return [ONCE]
 
     def head(self, sums: Tree) -> Tree:
         """The head of all rows in the sums."""
@@ -44,7 +42,3 @@ class ClosedForm(Method):
 
     def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
         return logits(state.shared, x)
-
-
-def no_head(dim: int, classes: int) -> Tree:
-    return {WEIGHT: torch.zeros(classes, dim), BIAS: torch.zeros(classes)}

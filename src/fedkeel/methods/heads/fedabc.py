@@ -17,8 +17,6 @@ have in common: it is averaged by rows. Class counts are used on the client and 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -35,8 +33,8 @@ class FedABC(LinearProbe):
     gamma: float = Field(2.0, ge=0)
     """how fast rows that are right already fade; 0 = not at all"""
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), draws=True)
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase("train", self.tuned, self.tuned, draws=True)]
 
     def keep(self, positive: Tensor, batch: Batch, visit: Visit) -> Tensor:
         """1 for the entries of the loss that count, 0 for the others."""

@@ -75,12 +75,12 @@ class FedCorr(LinearProbe):
         first = max(1, int(self.iterations * self.rounds + 0.5))
         second = first + min(int(self.tuning * self.rounds + 0.5), max(0, self.rounds - first - 1))
         if round <= first:
-            train = replace(self.phase("pre-process"), gets=HEAD, cohort="all")
+            train = self.phase("pre-process", HEAD, HEAD, gets=HEAD, cohort="all")
             return [train, asking("dimension", (LID,)), asking("correct", (MU,))]
         if round <= second:
-            tune = replace(self.phase("fine-tune"), gets=HEAD, each=HEAD)
+            tune = self.phase("fine-tune", HEAD, HEAD, gets=HEAD, each=HEAD)
             return [tune, replace(asking("relabel", ()), cohort="all")] if round == second else [tune]
-        return [replace(self.phase("usual"), gets=HEAD)]
+        return [self.phase("usual", HEAD, HEAD, gets=HEAD)]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         clients, told = update.clients, state.told

@@ -51,8 +51,8 @@ class FedLTF(LinearProbe):
 
     def plan(self, round: int) -> list[Phase]:
         if round <= max(1, int(self.probe * self.rounds + 0.5)):
-            return [replace(self.phase("probe"), gets=("head.",))]
-        return [self.phase("teach")]
+            return [self.phase("probe", self.tuned, self.tuned, gets=self.tuned)]
+        return [self.phase("teach", self.tuned, self.tuned)]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         state = super().merge(state, update, phase)

@@ -73,9 +73,9 @@ class FedNoRo(LinearProbe):
 
     def plan(self, round: int) -> list[Phase]:
         if round > self.warm_up_rounds:
-            return [replace(self.phase("robust"), gets=("head.",), each=("head.",))]
-        warm_up = replace(self.phase("warm-up"), gets=("head.",))
-        losses = Phase("losses", sends=(LOSSES,), gets=("head.",), each=(LOSSES,), cohort="all", epochs=0)
+            return [self.phase("robust", self.tuned, self.tuned, gets=self.tuned, each=self.tuned)]
+        warm_up = self.phase("warm-up", self.tuned, self.tuned, gets=self.tuned)
+        losses = Phase("losses", sends=(LOSSES,), gets=self.tuned, each=(LOSSES,), cohort="all", epochs=0)
         return [warm_up, losses] if round == self.warm_up_rounds else [warm_up]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:

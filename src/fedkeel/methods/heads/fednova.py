@@ -48,8 +48,8 @@ class FedNova(FedAvg):
     def start(self, task: Task) -> State:
         return replace(super().start(task), server={LENGTH: torch.zeros(1)})
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=(*self.tuned, LENGTH), gets=self.tuned)
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase("train", self.tuned, (*self.tuned, LENGTH), gets=self.tuned)]
 
     def length(self, tau: Tensor) -> Tensor:
         """|a|_1 of tau steps."""

@@ -33,8 +33,8 @@ class FedOVA(LinearProbe):
     def start(self, task: Task) -> State:
         return replace(super().start(task), server={OWNED: torch.zeros(task.classes)})
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=("head.", OWNED), gets=("head.",))
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase("train", self.tuned, (*self.tuned, OWNED), gets=self.tuned)]
 
     def owned(self, visit: Visit) -> Tensor:
         return (visit.counts > 0).to(visit.counts.dtype)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedkeel.core.method import State, Task, Visit, register
 from fedkeel.core.tree import Tree
-from fedkeel.methods.heads.base import BIAS, WEIGHT
-from fedkeel.methods.heads.closed_form import ClosedForm, no_head
-from fedkeel.models.ridge import CLASS_ROWS, CLASS_SUMS, class_sums, no_class_sums
+from fedkeel.methods.heads.base import BIAS, WEIGHT, no_head
+from fedkeel.methods.heads.closed_form import ClosedForm
+from fedkeel.methods.heads.ridge_sums import CLASS_ROWS, CLASS_SUMS, class_sums, no_class_sums
 
 TEMPERATURE = 0.07
 NEVER = -1e9

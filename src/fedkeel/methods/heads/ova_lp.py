@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -36,14 +36,15 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import WEIGHT, LinearProbe, per_class
+from fedkeel.methods.heads.closed_form import ONCE
+from fedkeel.methods.heads.ridge_sums import no_sums, row_sums, solve
 from fedkeel.models.losses import binary_residual, binary_rows, one_hot
-from fedkeel.models.ridge import no_sums, row_sums, solve
 
 ROWS, EVIDENCE, LOSSES = "rows", "evidence", "losses"
 TAUS = tuple(2 ** (step / 2) for step in range(15))
 """1 to 128."""
 ONE = torch.ones(())
-SUMS = Phase("ridge", sends=("sum.",), gets=(), uniform=("sum.",), cohort="all", epochs=0, sums=True)
+SUMS = replace(ONCE, name="ridge", cohort="all")
 TAU = Phase("temperature", sends=(LOSSES,), gets=("head.",), cohort="all", epochs=0)
 
 
@@ -72,16 +73,18 @@ class OvaLP(LinearProbe):
 
     def training(self, round: int) -> Phase:
         if self.stages == 1:
-            return self.phase("one-vs-all")
+            return self.head_phase("one-vs-all")
         if round == 1 and self.init == "zero":
-            return self.phase("stage-1")
+            return self.head_phase("stage-1")
         if self.positive_mode == "sample":
-            return replace(self.phase("stage-2"), rows=self.positives)
-        return replace(self.phase("stage-2"), draws=True)
+            return self.head_phase("stage-2", rows=self.positives)
+        return self.head_phase("stage-2", draws=True)
 
-    def phase(self, name: str) -> Phase:
-        sends = ("head.", EVIDENCE) if self.aggregation == "rows" else ("head.",)
-        return replace(super().phase(name), sends=sends, gets=("head.",), uniform=sends * (self.aggregation == "rows"))
+    def head_phase(self, name: str, **more: Any) -> Phase:
+        if self.aggregation != "rows":
+            return self.phase(name, self.tuned, self.tuned, gets=self.tuned, **more)
+        sends = (*self.tuned, EVIDENCE)
+        return self.phase(name, self.tuned, sends, gets=self.tuned, uniform=sends, **more)
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         if visit.phase.name == SUMS.name:

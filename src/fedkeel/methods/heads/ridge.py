@@ -10,7 +10,7 @@ in size. AFL (He et al., CVPR 2025, arXiv 2405.16240) reaches the same head by m
 in a second exchange each client counts which of these heads are right on its other rows, and sends the counts with the
 sums of those rows. The best lambda then solves with everything. It costs the download of the grid and gains nothing.
 
-Our choices: the intercept is not penalised (fedkeel.models.ridge says how it comes from the sums); lambda is relative
+Our choices: the intercept is not penalised (ridge_sums.py says how it comes from the sums); lambda is relative
 to the mean diagonal and chosen by generalised cross-validation on the server, which needs no held-out rows, no further
 exchange, and depends on nothing but the sums; the weights get the length they have on average instead of 1, so that
 logits stay near 0 .. 1; scores are a softmax at temperature 0.1, with the least log loss on both of our federations.
@@ -35,9 +35,9 @@ from torch import Tensor
 from fedkeel.core.method import Phase, State, Task, Update, Visit, register
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.methods.heads.base import BIAS, WEIGHT
-from fedkeel.methods.heads.closed_form import ClosedForm, no_head
-from fedkeel.models.ridge import GRID, Parts, no_sums, row_sums
+from fedkeel.methods.heads.base import BIAS, WEIGHT, no_head
+from fedkeel.methods.heads.closed_form import ONCE, ClosedForm
+from fedkeel.methods.heads.ridge_sums import GRID, Parts, no_sums, row_sums
 
 TEMPERATURE = 0.1
 RIGHT, GRID_WEIGHT, GRID_BIAS = "sum.right", "grid.weight", "grid.bias"
@@ -68,8 +68,8 @@ class Ridge(ClosedForm):
         return State(no_head(dim, classes), server)
 
     def plan(self, round: int) -> list[Phase]:
-        score = replace(self.phase(), name="held-out", gets=("grid.",), cohort="same")
-        return [self.phase(), score] if self.holds_out else [self.phase()]
+        score = replace(ONCE, name="held-out", gets=("grid.",), cohort="same")
+        return [ONCE, score] if self.holds_out else [ONCE]
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         classes = len(visit.counts)

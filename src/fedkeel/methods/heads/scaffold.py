@@ -10,8 +10,11 @@ and sends dy = y - x and dc = c_i+ - c_i. The server, over the sampled clients S
 c_i stays on the client, but dc leaves it, as in the paper: a server that adds up what one client sent knows its c_i, a
 mean gradient of that client's rows. c goes down with the head, so both directions cost twice the bytes of fedavg.
 
-Our choices: the loss is the cross-entropy of a softmax head (fedavg); |S| / N is ``participation``; eta_l = 10 suits
-rows of unit length; c and all c_i start at zero.
+c is the mean of the c_i of all N clients, whoever was sampled and whose reply was lost: S are the clients whose reply
+was accepted, the others keep their c_i. A client without rows is not among the N: it never takes part.
+
+Our choices: the loss is the cross-entropy of a softmax head (fedavg); eta_l = 10 suits rows of unit length; c and all
+c_i start at zero.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import STATS, Tree, learnt, select
 from fedkeel.methods.heads.fedavg import FedAvg
+
+N = "clients"
+"""How many clients can take part; it stays on the server."""
 
 
 @register("scaffold", paper="control variates correct local steps (Karimireddy et al., ICML 2020)")
@@ -46,13 +52,15 @@ class Scaffold(FedAvg):
 
     def start(self, task: Task) -> State:
         head = super().start(task).shared
-        return State(head, {f"c.{name}": torch.zeros_like(value) for name, value in learnt(head).items()})
+        c = {f"c.{name}": torch.zeros_like(value) for name, value in learnt(head).items()}
+        return State(head, {**c, N: torch.tensor(float(task.able or task.clients))})
 
     def private(self, down: Tree) -> Tree:
         return {f"c_i.{name}": torch.zeros_like(value) for name, value in learnt(select(down, self.tuned)).items()}
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), sends=(*self.tuned, "c."), uniform=(*self.tuned, "c."))
+    def plan(self, round: int) -> list[Phase]:
+        both = (*self.tuned, "c.")
+        return [self.phase("train", self.tuned, both, gets=both, uniform=both)]
 
     def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
         return {name: grad - visit.mine[f"c_i.{name}"] + visit.down[f"c.{name}"] for name, grad in grads.items()}
@@ -68,5 +76,6 @@ class Scaffold(FedAvg):
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         rate = self.server_lr
         moved = {name: value if name.startswith(STATS) else rate * value for name, value in update.mean.items()}
-        corrected = {name: self.participation * value for name, value in update.mean.items()}
+        share = len(update.clients) / float(state.server[N])
+        corrected = {name: share * value for name, value in update.mean.items()}
         return replace(state, shared=added(state.shared, moved), server=added(state.server, corrected))

@@ -30,8 +30,8 @@ class ServerOptimizer(FedAvg):
     server_lr: float = Field(1.0, gt=0)
     """eta"""
 
-    def phase(self, name: str) -> Phase:
-        return replace(super().phase(name), gets=self.tuned)
+    def plan(self, round: int) -> list[Phase]:
+        return [self.phase("train", self.tuned, self.tuned, gets=self.tuned)]
 
     def follow(self, state: State, update: Update) -> State:
         """The statistics of batch norms are no gradient: they are set to their mean."""

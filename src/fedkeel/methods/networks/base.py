@@ -17,9 +17,7 @@ from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import BODY, NETWORK, NORM, STATS, Tree, take
-from fedkeel.methods.heads.fedavg import PART, network_logits, random_head
-from fedkeel.models.backbone import features_of
-from fedkeel.models.losses import softmax_rows
+from fedkeel.methods.network import WHOLE, NetworkModel, fresh_network
 
 OWN = "own."
 """Where a client keeps its own version of a tensor that is also shared."""
@@ -28,6 +26,7 @@ ENCODER = (BODY, NORM, STATS)
 
 class Network(Trained):
     personal: ClassVar[bool] = True
+    network: ClassVar[NetworkModel] = WHOLE
 
     epochs: int = Field(1, ge=1)
     batch: int = Field(64, ge=1)
@@ -41,35 +40,21 @@ class Network(Trained):
         return "inputs"
 
     def start(self, task: Task) -> State:
-        return State({**random_head(task), **task.backbone.tree(task.seed)})
+        return State(fresh_network(task))
 
     def plan(self, round: int) -> list[Phase]:
-        return [self.phase("train")]
-
-    def phase(self, name: str, trains: tuple[str, ...] = NETWORK, sends: tuple[str, ...] = NETWORK) -> Phase:
-        return Phase(name, trains, sends, epochs=self.epochs, batch=self.batch, optim=self.optim)
+        return [self.phase("train", NETWORK, NETWORK)]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        return cross_entropy({**visit.down, **visit.mine, **params}, batch)
+        return self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch)
 
     def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
-        tree = {**state.down, **mine, **take(OWN, mine)}
-        return torch.cat([network_logits(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
-
-
-def cross_entropy(tree: Tree, batch: Batch) -> Tensor:
-    return batch.mean(softmax_rows(network_logits(tree, batch.x), batch.y))
+        return self.network.predict({**state.down, **mine, **take(OWN, mine)}, x)
 
 
 def copied(tree: Tree) -> Tree:
     """The same values in memory of their own: what a client keeps is never a view of what the server holds."""
     return {name: value.clone() for name, value in tree.items()}
-
-
-def encoded(tree: Tree, x: Any) -> Tensor:
-    """Features of many rows, by a network that is not trained meanwhile."""
-    with torch.no_grad():
-        return torch.cat([features_of(tree, x[first : first + PART]) for first in range(0, len(x), PART)])
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

@@ -12,13 +12,11 @@ for each of the two phases, which doubles the bytes of a protocol that keeps it 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
-from fedkeel.core.tree import Tree, put, take
+from fedkeel.core.tree import NETWORK, Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network, copied
 
 PERSONAL = "personal"
@@ -34,7 +32,7 @@ class Ditto(Network):
 
     def plan(self, round: int) -> list[Phase]:
         """The client's own model first: it is held near w^t, which the second phase replaces."""
-        return [self.phase(PERSONAL, sends=()), replace(self.phase("train"), cohort="same")]
+        return [self.phase(PERSONAL, NETWORK), self.phase("train", NETWORK, NETWORK, cohort="same")]
 
     def begin(self, visit: Visit) -> Tree:
         return take(OWN, visit.mine) if visit.phase.name == PERSONAL else super().begin(visit)

@@ -10,12 +10,11 @@ untrained network, and one that was never visited predicts with those.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Phase, State, Task, register
-from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree, select
+from fedkeel.core.tree import BODY, HEAD, NETWORK, NORM, STATS, Tree, select
 from fedkeel.methods.networks.base import Network, copied
 
 SHARED = (HEAD, BODY)
@@ -43,4 +42,4 @@ class FedBN(Network):
         return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
-        return [replace(self.phase("train", sends=SHARED), gets=SHARED)]
+        return [self.phase("train", NETWORK, SHARED, gets=SHARED)]

@@ -29,8 +29,7 @@ from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, regist
 from fedkeel.core.optim import SGD
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import NETWORK, Tree, learnt, select
-from fedkeel.methods.heads.fedavg import network_logits
-from fedkeel.methods.networks.base import Network, copied, cross_entropy, halves
+from fedkeel.methods.networks.base import Network, copied, halves
 from fedkeel.models.losses import softmax_rows
 
 GUIDE = "guide.logits"
@@ -67,21 +66,26 @@ class FedL2G(Network):
         return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
-        guide = replace(self.phase("guide", GUIDES, GUIDES), gets=GUIDES, each=GUIDES, epochs=1, optim=SGD(1.0))
+        guide = self.phase("guide", GUIDES, GUIDES, gets=GUIDES, each=GUIDES, epochs=1, optim=SGD(1.0))
         if round <= self.warmup:
             return [guide]
-        return [replace(self.phase("train", sends=()), gets=GUIDES), replace(guide, cohort="same")]
+        return [self.phase("train", NETWORK, gets=GUIDES), replace(guide, cohort="same")]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         if GUIDE not in params:
-            return guided(params, visit.down[GUIDE], batch)
+            return self.guided(params, visit.down[GUIDE], batch)
         study, quiz = halves(batch)
         guide = visit.down[GUIDE] + (params[GUIDE] - params[GUIDE].detach())  # every step at the G that came down
         theta = {name: value.clone().requires_grad_() for name, value in learnt(visit.mine).items()}
         whole = {**visit.mine, **theta}
-        grads = torch.autograd.grad(guided(whole, guide, study), list(theta.values()), create_graph=True)
+        grads = torch.autograd.grad(self.guided(whole, guide, study), list(theta.values()), create_graph=True)
         after = {name: w - self.inner_lr * grad for (name, w), grad in zip(theta.items(), grads, strict=True)}
-        return cross_entropy({**whole, **after}, quiz)
+        return self.network.cross_entropy({**whole, **after}, quiz)
+
+    def guided(self, tree: Tree, guide: Tensor, batch: Batch) -> Tensor:
+        """L(theta; G) on one batch."""
+        logits = self.network.logits(tree, batch.x)
+        return batch.mean(softmax_rows(logits, batch.y) + (logits - guide[batch.y]).square().mean(1))
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         """With steps of 1 the vectors moved by minus the sum of all d."""
@@ -92,9 +96,3 @@ class FedL2G(Network):
         d = update.each[GUIDE]
         holders = (d != 0).any(2).sum(0).clamp(min=1).unsqueeze(1)
         return replace(state, shared={GUIDE: state.shared[GUIDE] - self.server_lr * d.sum(0) / holders})
-
-
-def guided(tree: Tree, guide: Tensor, batch: Batch) -> Tensor:
-    """L(theta; G) on one batch."""
-    logits = network_logits(tree, batch.x)
-    return batch.mean(softmax_rows(logits, batch.y) + (logits - guide[batch.y]).square().mean(1))

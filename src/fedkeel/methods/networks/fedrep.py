@@ -12,14 +12,13 @@ which doubles the bytes of a protocol that keeps it in between.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from fedkeel.core.method import Phase, State, Task, Visit, register
 from fedkeel.core.tree import HEAD, Tree, select
-from fedkeel.methods.networks.base import ENCODER, Network, copied, encoded
+from fedkeel.methods.networks.base import ENCODER, Network, copied
 
 
 @register("fedrep", paper="a shared encoder under personal heads (Collins et al., ICML 2021)")
@@ -41,8 +40,8 @@ class FedRep(Network):
         return copied(select(down, self.first_visit))
 
     def plan(self, round: int) -> list[Phase]:
-        head = replace(self.phase("head", (HEAD,), ()), epochs=self.head_epochs, gets=ENCODER)
-        return [head, replace(self.phase("encoder", ENCODER, ENCODER), gets=ENCODER, cohort="same")]
+        head = self.phase("head", (HEAD,), gets=ENCODER, epochs=self.head_epochs)
+        return [head, self.phase("encoder", ENCODER, ENCODER, gets=ENCODER, cohort="same")]
 
     def once(self, x: Any, visit: Visit) -> Any:
-        return encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x
+        return self.network.encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x

@@ -14,7 +14,6 @@ takes A; one that was not visited since the trigger predicts with the global mod
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,10 +34,9 @@ class FedSoup(Network):
     """share of the rounds that are plain FedAvg"""
 
     def plan(self, round: int) -> list[Phase]:
-        train = self.phase("train")
         if round <= self.trigger * self.rounds:
-            return [train]
-        return [replace(train, sends=()), Phase("soup", sends=NETWORK, cohort="same", epochs=0, on="validation")]
+            return super().plan(round)
+        return [self.phase("train", NETWORK), Phase("soup", sends=NETWORK, cohort="same", epochs=0, on="validation")]
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         if visit.phase.sends:

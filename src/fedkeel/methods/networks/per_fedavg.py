@@ -13,16 +13,14 @@ adapts for ``adapt_epochs`` passes; before that, clients have no model of their 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.optim import SGD
-from fedkeel.core.tree import Tree, learnt, put
-from fedkeel.methods.networks.base import OWN, Network, cross_entropy, halves
+from fedkeel.core.tree import NETWORK, Tree, learnt, put
+from fedkeel.methods.networks.base import OWN, Network, halves
 
 ADAPT = "adapt"
 
@@ -35,21 +33,21 @@ class PerFedAvg(Network):
     """passes of inner steps that make the model a client's own"""
 
     def plan(self, round: int) -> list[Phase]:
-        train = self.phase("train")
+        train = super().plan(round)
         if round < self.rounds:
-            return [train]
-        adapt = replace(train, name=ADAPT, sends=(), cohort="all", epochs=self.adapt_epochs, optim=SGD(self.alpha))
-        return [train, adapt]
+            return train
+        adapt = self.phase(ADAPT, NETWORK, cohort="all", epochs=self.adapt_epochs, optim=SGD(self.alpha))
+        return [*train, adapt]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         """In training L_B2(w'), whose gradient with respect to w is the first-order one."""
         if visit.phase.name == ADAPT:
-            return cross_entropy(params, batch)
+            return self.network.cross_entropy(params, batch)
         first, second = halves(batch)
         moving = learnt(params)
-        grads = torch.autograd.grad(cross_entropy(params, first), list(moving.values()))
+        grads = torch.autograd.grad(self.network.cross_entropy(params, first), list(moving.values()))
         inner = {name: w - self.alpha * grad for (name, w), grad in zip(moving.items(), grads, strict=True)}
-        return cross_entropy({**params, **inner}, second)
+        return self.network.cross_entropy({**params, **inner}, second)
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         return ({}, put(OWN, params)) if visit.phase.name == ADAPT else super().end(params, steps, visit)

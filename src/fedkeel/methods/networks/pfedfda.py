@@ -30,7 +30,7 @@ from fedkeel.core.method import Batch, Phase, State, Task, Visit, register
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT
-from fedkeel.methods.networks.base import ENCODER, Network, cross_entropy, encoded
+from fedkeel.methods.networks.base import ENCODER, Network
 
 GAUSS, MEANS, COVARIANCE = "gauss.", "gauss.means", "gauss.covariance"
 
@@ -57,10 +57,10 @@ class PFedFDA(Network):
         return [self.phase("train", ENCODER, ENCODER), estimate, *([fit] if round == self.rounds else [])]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        return cross_entropy({**params, **head(shared_in(visit.down), self.priors(visit.counts))}, batch)
+        return self.network.cross_entropy({**params, **head(shared_in(visit.down), self.priors(visit.counts))}, batch)
 
     def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        features, theirs = encoded(visit.down, x).double(), shared_in(visit.down)
+        features, theirs = self.network.encoded(visit.down, x).double(), shared_in(visit.down)
         priors = self.priors(visit.counts)
         own = between(theirs, self.estimate(features, y, theirs), self.beta(features, y, theirs, priors))
         moved = {MEANS: own.means - theirs.means, COVARIANCE: own.covariance - theirs.covariance}

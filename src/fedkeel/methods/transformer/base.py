@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import Tree
-from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
-from fedkeel.models.losses import softmax_rows
+from fedkeel.methods.heads.base import logits, no_head
+from fedkeel.methods.network import NetworkModel
 
 UNCUT = 10**6
-PART = 64
-"""Rows that are predicted at once."""
 
 
 class Tuned(Trained):
@@ -36,6 +33,10 @@ class Tuned(Trained):
     def reads(self) -> Literal["features", "inputs"]:
         return "inputs"
 
+    @property
+    def network(self) -> NetworkModel:
+        return NetworkModel(self.features, head_logits, adapters=True, part=64)
+
     def adapters(self, task: Task) -> Tree:
         """The method's own parameters at the start."""
         raise NotImplementedError
@@ -45,25 +46,20 @@ class Tuned(Trained):
         raise NotImplementedError
 
     def start(self, task: Task) -> State:
-        head = {WEIGHT: torch.zeros(task.classes, task.dim), BIAS: torch.zeros(task.classes)}
-        return State({**self.adapters(task), **head})
+        return State({**self.adapters(task), **no_head(task.dim, task.classes)})
 
     def plan(self, round: int) -> list[Phase]:
-        return [Phase("train", trains=("",), sends=("",), epochs=self.epochs, batch=self.batch, optim=self.optim)]
+        return [self.phase("train", ("",), ("",))]
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        whole = {**visit.down, **visit.mine, **params}
-        return batch.mean(softmax_rows(self.logits(whole, batch.x), batch.y))
+        return self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch)
 
     def features(self, params: Tree, x: Any) -> Tensor:
         features: Tensor = x.features(**self.adapted(params, x))
         return features
 
-    def logits(self, params: Tree, x: Any) -> Tensor:
-        return head_logits(params, self.features(params, x))
-
     def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
-        return torch.cat([self.logits({**state.shared, **mine}, part) for part in x.parts(PART)])
+        return self.network.predict({**state.shared, **mine}, x)
 
 
 def tokens_of(method: Method) -> int:

@@ -31,8 +31,7 @@ class FedSALora(Lora):
         return {f"B.{name[2:]}": torch.zeros(value.shape[1], self.rank) for name, value in shared}
 
     def plan(self, round: int) -> list[Phase]:
-        trains, sends = ("A.", "B.", "head."), ("A.", "head.")
-        return [Phase("train", trains, sends, epochs=self.epochs, batch=self.batch, optim=self.optim)]
+        return [self.phase("train", ("A.", "B.", "head."), ("A.", "head."))]
 
     def features(self, params: Tree, x: object) -> torch.Tensor:
         nobody_s = {f"B.{name[2:]}": a.new_zeros(a.shape[1], self.rank) for name, a in select(params, ("A.",)).items()}

@@ -14,6 +14,7 @@ lambda 1e-5, Adam lr 3e-4 with weight decay 1e-2, one epoch, batch 128.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ from torch.nn.functional import gelu
 
 from fedkeel.core.method import Batch, Task, Visit, register
 from fedkeel.core.tree import Tree
-from fedkeel.methods.transformer.base import Tuned, head_logits
-from fedkeel.methods.transformer.lora import gaussian
-from fedkeel.models.losses import softmax_rows
+from fedkeel.methods.transformer.base import Tuned
+from fedkeel.models.lora import gaussian
 
 
 @register("fft-moe", paper="experts and a router in every block (Hu et al., arXiv 2508.18663)")
@@ -51,8 +51,9 @@ class FFTMoE(Tuned):
             tree[f"moe.{block:02d}.up"] = torch.zeros(self.experts, width, self.rank)
         return tree
 
-    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
-        return {"added": [self.mixture(params, block, []) for block in range(len(x.backbone.mlps))]}
+    def adapted(self, params: Tree, x: Any, loads: list[Tensor] | None = None) -> Mapping[str, Any]:
+        seen = [] if loads is None else loads
+        return {"added": [self.mixture(params, block, seen) for block in range(len(x.backbone.mlps))]}
 
     def mixture(self, params: Tree, block: int, loads: list[Tensor]) -> Callable[[Tensor], Tensor]:
         """What a block adds; every use leaves its load balance in ``loads``."""
@@ -70,6 +71,6 @@ class FFTMoE(Tuned):
 
     def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
         loads: list[Tensor] = []
-        added = [self.mixture(params, block, loads) for block in range(len(batch.x.backbone.mlps))]  # type: ignore[attr-defined]
-        scores = head_logits(params, batch.x.features(added=added))  # type: ignore[attr-defined]
-        return batch.mean(softmax_rows(scores, batch.y)) + self.balance * torch.stack(loads).mean()
+        network = replace(self.network, features=lambda tree, x: x.features(**self.adapted(tree, x, loads)))
+        whole = {**visit.down, **visit.mine, **params}
+        return network.cross_entropy(whole, batch) + self.balance * torch.stack(loads).mean()

@@ -18,9 +18,11 @@ from pydantic import model_validator
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import Tree, select
-from fedkeel.methods.transformer.lora import Lora, gaussian
+from fedkeel.methods.transformer.lora import MERGED, Lora
+from fedkeel.models.lora import gaussian
 
-RANK = "told.rank"
+RANK, SEED = "told.rank", "seed"
+"""The seed of the run stays on the server, and is not kept where it is 0."""
 
 
 @register("flora", paper="LoRA stacked and merged, ranks may differ (Wang et al., NeurIPS 2024)")
@@ -37,16 +39,16 @@ class Flora(Lora):
     def start(self, task: Task) -> State:
         state, ranks = super().start(task), self.ranks or (self.rank,)
         merged = {
-            f"merged.{index:02d}": torch.zeros_like(task.backbone.weight(name))
+            f"{MERGED}{index:02d}": torch.zeros_like(task.backbone.weight(name))
             for index, name in enumerate(task.backbone.attention)
         }
         told = {RANK: torch.tensor([float(ranks[k % len(ranks)]) for k in range(task.clients)])}
-        return State({**state.shared, **merged}, told=told)
+        server = {SEED: torch.tensor([task.seed])} if task.seed else {}
+        return State({**state.shared, **merged}, server, told)
 
     def plan(self, round: int) -> list[Phase]:
         tuned = ("A.", "B.", "head.")
-        optim = self.optim
-        return [Phase("train", tuned, tuned, each=("A.", "B."), epochs=self.epochs, batch=self.batch, optim=optim)]
+        return [self.phase("train", tuned, tuned, gets=(*tuned, MERGED), each=("A.", "B."))]
 
     def begin(self, visit: Visit) -> Tree:
         params = super().begin(visit)
@@ -55,13 +57,14 @@ class Flora(Lora):
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         shared, p = added(state.shared, update.mean), update.rows / update.rows.sum()
-        for name in select(shared, ("merged.",)):
-            index = name.removeprefix("merged.")
+        seed = int(state.server[SEED]) if SEED in state.server else 0
+        for name in select(shared, (MERGED,)):
+            index = name.removeprefix(MERGED)
             a = shared[f"A.{index}"] + update.each[f"A.{index}"]  # clients send how far they moved
             b = shared[f"B.{index}"] + update.each[f"B.{index}"]
             stacked_a = (p.view(-1, 1, 1) * a.double()).flatten(0, 1)
             stacked_b = b.double().transpose(0, 1).flatten(1)
             shared[name] = shared[name] + self.scale * (stacked_b @ stacked_a).float()
-            shared[f"A.{index}"] = gaussian(*a.shape[1:], 0, "flora", update.round, int(index))
+            shared[f"A.{index}"] = gaussian(*a.shape[1:], seed, "flora", update.round, int(index))
             shared[f"B.{index}"] = torch.zeros_like(b[0])
         return State(shared, state.server, state.told)

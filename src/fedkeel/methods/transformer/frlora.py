@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedkeel.core.method import Phase, State, Task, Update, added, register
 from fedkeel.core.tree import select
-from fedkeel.methods.transformer.lora import Lora
+from fedkeel.methods.transformer.lora import MERGED, Lora
 
 
 @register("frlora", paper="LoRA from principal directions, residuals merged (Yan et al., ICLR 2025)")
@@ -28,17 +28,17 @@ class FRLora(Lora):
             u, s, vt = torch.linalg.svd(task.backbone.weight(name).double(), full_matrices=False)
             root = (s[: self.rank] / self.scale).sqrt()
             a, b = (root.unsqueeze(1) * vt[: self.rank]).float(), (u[:, : self.rank] * root).float()
-            shared |= {f"A.{index:02d}": a, f"B.{index:02d}": b, f"merged.{index:02d}": -self.scale * b @ a}
+            shared |= {f"A.{index:02d}": a, f"B.{index:02d}": b, f"{MERGED}{index:02d}": -self.scale * b @ a}
         return State(shared)
 
     def plan(self, round: int) -> list[Phase]:
-        tuned, optim = ("A.", "B.", "head."), self.optim
-        return [Phase("train", tuned, tuned, uniform=tuned, epochs=self.epochs, batch=self.batch, optim=optim)]
+        tuned = ("A.", "B.", "head.")
+        return [self.phase("train", tuned, tuned, uniform=tuned)]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         start, mean = state.shared, added(state.shared, update.mean)
-        for name in select(start, ("merged.",)):
-            a, b = name.replace("merged", "A"), name.replace("merged", "B")
+        for name in select(start, (MERGED,)):
+            a, b = name.replace(MERGED, "A."), name.replace(MERGED, "B.")
             mean[name] = start[name] + self.scale * (mean[b] @ mean[a] - start[b] @ start[a])
             mean[a], mean[b] = start[a], start[b]
         return State(mean)

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from fedkeel.core.method import Task, register
-from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.method import Task, added, register
+from fedkeel.core.tree import Tree, take
 from fedkeel.methods.transformer.base import Tuned
+from fedkeel.models.lora import in_attention, weights
+
+MERGED = "merged."
+"""Of what is merged into an adapted weight, by number."""
 
 
 @register("lora", paper="LoRA factors averaged by rows: FedIT (Zhang et al., ICASSP 2024)")
@@ -33,24 +34,10 @@ class Lora(Tuned):
         return self.alpha / self.rank
 
     def adapters(self, task: Task) -> Tree:
-        factors = {}
-        for index, name in enumerate(task.backbone.attention):
-            out, into = task.backbone.weight(name).shape
-            factors[f"A.{index:02d}"] = gaussian(self.rank, into, task.seed, "lora", index)
-            factors[f"B.{index:02d}"] = torch.zeros(out, self.rank)
-        return factors
+        return in_attention(task.backbone, self.rank, task.seed, "lora")
 
     def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
-        return {"weights": {name: self.weight(params, i, x) for i, name in enumerate(x.backbone.attention)}}
-
-    def weight(self, params: Tree, index: int, x: Any) -> Tensor:
         """W_0 + scale B A, plus what earlier rounds have merged into the weight, where a method merges."""
-        frozen: Tensor = x.backbone.weight(x.backbone.attention[index])
-        moved = frozen + self.scale * params[f"B.{index:02d}"] @ params[f"A.{index:02d}"]
-        merged = params.get(f"merged.{index:02d}")
-        return moved if merged is None else moved + merged
-
-
-def gaussian(rank: int, into: int, *key: int | str) -> Tensor:
-    drawn = generator(*key).normal(scale=into**-0.5, size=(rank, into))  # type: ignore[arg-type]
-    return torch.from_numpy(drawn).float()
+        found = weights(x.backbone, params, self.scale)
+        merged = take(MERGED, params)
+        return {"weights": added(found, {x.backbone.attention[int(index)]: value for index, value in merged.items()})}

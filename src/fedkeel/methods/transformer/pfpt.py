@@ -2,7 +2,7 @@
 
 Weng et al., Probabilistic Federated Prompt-Tuning with Non-IID and Imbalanced Data, NeurIPS 2024. Prompts have no order
 that clients agree on, so the server asks which of the clients' prompts are versions of the same global one
-(``aggregate/prompt_matching.py``) before it averages them. The head is averaged by rows.
+(``prompt_matching.py``) before it averages them. The head is averaged by rows.
 
 Our choices: the covariance is fixed and the chance of each global prompt counted, where the released code
 trains two small networks for them; of the global prompts the ``prompts`` ones that most clients hold go down, so that
@@ -13,6 +13,7 @@ Settings of OvA-LP's Table 8: 10 prompts, Adam lr 1e-4 with betas 0.9, 0.98 and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from pydantic import Field
 
 from fedkeel.core.method import Phase, State, Task, Update, added, register
-from fedkeel.core.optim import SGD, AdamW, Optim
+from fedkeel.core.optim import AdamW, Optim
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.transformer.base import Tuned
@@ -40,9 +41,8 @@ class PFPT(Tuned):
 
     @property
     def optim(self) -> Optim:
-        if self.optimizer == "sgd":
-            return SGD(self.lr, self.momentum, self.weight_decay)
-        return AdamW(self.lr, self.weight_decay, beta2=0.98, eps=1e-6)
+        usual = super().optim
+        return replace(usual, beta2=0.98, eps=1e-6) if isinstance(usual, AdamW) else usual
 
     def adapters(self, task: Task) -> Tree:
         drawn = generator(task.seed, "prompts").normal(scale=0.02, size=(self.prompts, task.backbone.width))
@@ -52,8 +52,8 @@ class PFPT(Tuned):
         return {"prompts": params[PROMPTS]}
 
     def plan(self, round: int) -> list[Phase]:
-        whole, optim = (PROMPTS, "head."), self.optim
-        return [Phase("train", whole, whole, each=(PROMPTS,), epochs=self.epochs, batch=self.batch, optim=optim)]
+        whole = (PROMPTS, "head.")
+        return [self.phase("train", whole, whole, each=(PROMPTS,))]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         theirs = state.shared[PROMPTS] + update.each[PROMPTS]

@@ -13,9 +13,10 @@ from torch.nn.functional import linear, normalize
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
-from fedkeel.models.peft.module import Module
+from fedkeel.models.peft.module import Module, module
 
 
+@module("adapter")
 class Adapter(Module):
     def fresh(self, dual: Dual, seed: int) -> Tree:
         d = dual.dim

@@ -10,26 +10,26 @@ Blocks below the first adapted one never change, so what comes out of them is co
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.models.backbone import QUERY, VALUE
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.encoders import Encoder
-from fedkeel.models.halves import Blocks, UpperHalf, lower_half, whole_tower
-from fedkeel.models.peft.module import Module
+from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
+from fedkeel.models.layers import KEY, QUERY, VALUE, Tower, adding
+from fedkeel.models.lora import Shape, beside, factors, uniform
+from fedkeel.models.peft.module import Module, module
 
-KEY = ("key", "k_proj", "k_lin")
 BELOW = "below"
 
 
+@module("lora")
 class Lora(Module):
     rank: int = Field(8, ge=1)
     alpha: float = Field(16.0, gt=0)
@@ -54,28 +54,23 @@ class Lora(Module):
         return Adapted(item, self)
 
     def fresh(self, dual: Dual, seed: int) -> Tree:
-        shapes: dict[str, tuple[int, int]] = dual.upper.shapes
-        factors: Tree = {}
-        for name, (into, out) in shapes.items():
-            drawn = generator(seed, "lora", name).uniform(-(into**-0.5), into**-0.5, (self.rank, into))
-            factors[f"A.{name}"] = torch.from_numpy(drawn).float()
-            factors[f"B.{name}"] = torch.zeros(out, self.rank)
-        return factors
+        shapes: dict[str, Shape] = dual.upper.shapes
+        return factors(shapes, lambda name, into: uniform(self.rank, into, seed, "lora", name))
 
     def logits(self, params: Tree, x: Items) -> Tensor:
         features = x.dual.upper.features(params, x.get(BELOW))
         return x.logits(normalize(features, dim=-1), x.dual.zero_shot)
 
-    def layers(self, blocks: Blocks) -> dict[str, tuple[int, int]]:
-        """(in, out) of the layers to adapt, by block and name: "5.attention.self.query"."""
-        count = len(blocks.list)
+    def layers(self, tower: Tower) -> dict[str, Shape]:
+        """The layers to adapt, by block and name: "5.attention.self.query"."""
+        count = len(tower.blocks)
         if self.blocks and max(self.blocks) >= count:
             raise FedkeelError(
-                f"method.blocks = {max(self.blocks)}: the item tower of encoder {blocks.encoder} has {count} blocks, "
+                f"method.blocks = {max(self.blocks)}: the item tower of encoder {tower.encoder} has {count} blocks, "
                 f"expected 0 to {count - 1}"
             )
         chosen = sorted(set(self.blocks)) or range(count)
-        linear = {f"{block}.{name}": layer for block in chosen for name, layer in blocks.linear(block).items()}
+        linear = {f"{block}.{name}": layer for block in chosen for name, layer in tower.linear(block).items()}
         ends = self.targets or QUERY + KEY + VALUE
         found = {name: layer for name, layer in linear.items() if name.endswith(tuple(f".{end}" for end in ends))}
         lost = [end for end in ends if not any(name.endswith(f".{end}") for name in found)]
@@ -83,10 +78,10 @@ class Lora(Module):
             there = dict.fromkeys(name.rpartition(".")[2] for name in linear)
             asked = ", ".join(lost if self.targets else ("query, key, value",))
             raise FedkeelError(
-                f"method.targets: no linear layer of encoder {blocks.encoder} is called {asked}; its blocks have "
+                f"method.targets: no linear layer of encoder {tower.encoder} is called {asked}; its blocks have "
                 f"{', '.join(there)}: choose among them"
             )
-        return {name: (layer.in_features, layer.out_features) for name, layer in found.items()}
+        return {name: tuple(layer.weight.shape) for name, layer in found.items()}
 
 
 class Adapted(UpperHalf):
@@ -94,16 +89,15 @@ class Adapted(UpperHalf):
 
     def __init__(self, item: Encoder, lora: Lora) -> None:
         model = item.load()
-        shapes = lora.layers(Blocks.of(item, model.network))
+        shapes = lora.layers(Tower(item.name, model.network, item.kind))
         super().__init__(item, model, lora.first)
         self.item, self.lora, self.shapes = item, lora, shapes
-        self._paths = {name: f"{self.blocks.name}.{self._moved(name)}" for name in shapes}
-        _inject(self.network, lora, list(self._paths.values()))
+        self.network.eval().requires_grad_(False)
 
-    def _moved(self, name: str) -> str:
-        """A layer's name in what is left of the list of blocks."""
+    def _layer(self, name: str) -> nn.Module:
+        """In what is left of the list of blocks."""
         block, _, rest = name.partition(".")
-        return f"{int(block) - self.lora.first}.{rest}"
+        return self.tower.blocks[int(block) - self.lora.first].get_submodule(rest)
 
     def twin(self) -> Adapted:
         """The same in memory of its own, so that another thread may use it."""
@@ -111,21 +105,10 @@ class Adapted(UpperHalf):
 
     def features(self, params: Tree, below: Tensor) -> Tensor:
         """Of rows whose hidden states below the first adapted block are given."""
-        weights = {
-            f"network.{path}.lora_{factor}.default.weight": params[f"{factor}.{name}"]
-            for name, path in self._paths.items()
-            for factor in "AB"
-        }
-        found: Tensor = torch.func.functional_call(self, weights, (below,))
+        scale = self.lora.alpha / self.lora.rank**0.5
+        with ExitStack() as stack:
+            for name in self.shapes:
+                layer = self._layer(name)
+                stack.enter_context(adding(layer, layer, beside(params, name, scale)))
+            found: Tensor = self(below)
         return found
-
-
-def _inject(network: torch.nn.Module, lora: Lora, targets: list[str]) -> None:
-    """Put peft's LoRA layers around the targets, without memory for their factors."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise FedkeelError('LoRA needs the package peft: pip install "fedkeel[lora]"') from None
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, use_rslora=True, target_modules=targets)
-    inject_adapter_in_model(config, network, low_cpu_mem_usage=True)
-    network.eval().requires_grad_(False)

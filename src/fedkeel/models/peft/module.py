@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedkeel.core.registry import Registry
 from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
 from fedkeel.models.encoders import Encoder
@@ -37,3 +39,11 @@ class Module(BaseModel):
     def logits(self, params: Tree, x: Items) -> Tensor:
         """(rows, classes), with the tensors of ``fresh``, trained or not."""
         raise NotImplementedError
+
+
+MODULES: Registry[Module] = Registry("module", "fedkeel.models.peft")
+
+
+def module(name: str) -> Callable[[type[Module]], type[Module]]:
+    """Class decorator that makes a kind of module known by name."""
+    return MODULES.add(name)

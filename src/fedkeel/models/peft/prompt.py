@@ -14,11 +14,12 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Dual, Items
-from fedkeel.models.peft.module import Module
+from fedkeel.models.peft.module import Module, module
 
 CONTEXT = "context"
 
 
+@module("prompt")
 class Prompt(Module):
     tokens: int = Field(4, ge=1)
     """of the soft prompt"""

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from fedkeel.core.tree import Tree
-from fedkeel.methods.transformer.lora import gaussian
 from fedkeel.models.backbone import Backbone, network_weights
+from fedkeel.models.lora import gaussian
 from fedkeel.personal.strategies.lora_ft import Adapted
 from fedkeel.personal.strategy import register
 
@@ -35,9 +35,6 @@ class AdapterFT(Adapted):
         return found
 
     def features(self, tree: Tree, x: Any) -> Tensor:
-        if isinstance(x, Tensor):
-            return x
-
         def bottleneck(index: int, hidden: Tensor) -> Tensor:
             return gelu(hidden @ tree[f"adapter.down.{index:02d}"].mT) @ tree[f"adapter.up.{index:02d}"].mT
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.tree import HEAD, Tree
-from fedkeel.methods.transformer.base import Tuned
-from fedkeel.methods.transformer.lora import gaussian
+from fedkeel.core.tree import HEAD, Tree, put, take
+from fedkeel.methods.network import model_of
 from fedkeel.models.backbone import Backbone, network_weights
+from fedkeel.models.lora import in_attention, weights
 from fedkeel.personal.strategy import Strategy, register
 
 
@@ -27,7 +26,7 @@ class Adapted(Strategy):
     prefix: ClassVar[str] = "adapter."
 
     def on(self, run: Method) -> Strategy:
-        if isinstance(run, Tuned):
+        if model_of(run).adapters:
             raise FedkeelError(f"{self.name} adds adapters to a network, but {run.name} has some: use ft or lp-ft")
         return super().on(run)
 
@@ -43,19 +42,10 @@ class LoraFT(Adapted):
 
     def extra(self, backbone: Backbone, seed: int) -> Tree:
         backbone.must_be_transformer()
-        factors = {}
-        for index, name in enumerate(backbone.attention):
-            out, into = backbone.weight(name).shape
-            factors[f"adapter.A.{index:02d}"] = gaussian(self.rank, into, seed, "lora-ft", index)
-            factors[f"adapter.B.{index:02d}"] = torch.zeros(out, self.rank)
-        return factors
+        return put(self.prefix, in_attention(backbone, self.rank, seed, "lora-ft"))
 
     def features(self, tree: Tree, x: Any) -> Tensor:
-        if isinstance(x, Tensor):
-            return x
-        weights = network_weights(tree)
-        for index, name in enumerate(x.backbone.attention):
-            b, a = tree[f"adapter.B.{index:02d}"], tree[f"adapter.A.{index:02d}"]
-            weights[name] = weights.get(name, x.backbone.weight(name)) + self.alpha / self.rank * b @ a
-        features: Tensor = x.features(weights=weights)
+        now = network_weights(tree)
+        adapted = weights(x.backbone, take(self.prefix, tree), self.alpha / self.rank, now)
+        features: Tensor = x.features(weights={**now, **adapted})
         return features

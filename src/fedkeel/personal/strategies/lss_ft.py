@@ -50,10 +50,10 @@ class LssFT(Strategy):
         before, start = models_of(visit), self.begin(visit)
         near = self.affinity * squared_distance(params, start)
         if not before:
-            return self.flooded(self.cross_entropy({**visit.down, **params}, batch)) + near
+            return self.flooded(self.network.cross_entropy({**visit.down, **params}, batch)) + near
         models = [*before, params]
         losses = [
-            self.cross_entropy({**visit.down, **select(params, (STATS,)), **mixed(models, weights)}, batch)
+            self.network.cross_entropy({**visit.down, **select(params, (STATS,)), **mixed(models, weights)}, batch)
             for weights in simplex(batch.u, len(models))
         ]
         return self.flooded(torch.stack(losses).mean()) - self.diversity * squared_volume(models) + near

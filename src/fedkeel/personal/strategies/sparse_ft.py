@@ -57,7 +57,7 @@ class SparseFT(Strategy):
         for first in range(0, len(y), self.batch):
             part = slice(first, first + self.batch)
             share = torch.full((len(y[part]),), 1 / len(y))
-            loss = self.cross_entropy({**tree, **weights}, Batch(x[part], y[part], share, torch.empty(0)))
+            loss = self.network.cross_entropy({**tree, **weights}, Batch(x[part], y[part], share, torch.empty(0)))
             loss.backward()  # type: ignore[no-untyped-call]  # adds up over the parts
         return {
             name: torch.zeros_like(value) if value.grad is None else (value.grad * value).abs().detach()

@@ -15,8 +15,8 @@ from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.wire import WireEngine
-from fedkeel.models import grab
-from fedkeel.models.grab import BEFORE, CONTROL, ERROR, balanced, fresh, weight
+from fedkeel.methods.dual import grab
+from fedkeel.methods.dual.grab import BEFORE, CONTROL, ERROR, balanced, fresh, weight
 
 
 def batch(labels: list[int]) -> Batch:

@@ -13,7 +13,16 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import entropy as scipy_entropy
 from torch import Tensor
 
-from fedkeel.models.alignment import HIGHEST, LOWEST, Alignment, divergence, entropy, pull, temperature, temperatures
+from fedkeel.methods.dual.alignment import (
+    HIGHEST,
+    LOWEST,
+    Alignment,
+    divergence,
+    entropy,
+    pull,
+    temperature,
+    temperatures,
+)
 
 
 def rows(seed: int, classes: int = 7, count: int = 12, spread: float = 3.0) -> tuple[Tensor, Tensor]:

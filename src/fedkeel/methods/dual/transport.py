@@ -14,11 +14,10 @@ does not matter (our choice; the released code stops all together).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -28,9 +27,8 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.tree import Tree
 from fedkeel.models.dual import Items
 from fedkeel.models.encoders import Encoder, Model
-from fedkeel.models.halves import cut_texts
+from fedkeel.models.halves import cut_texts, encoding
 from fedkeel.models.peft.prompt import CONTEXT, Prompt
-from fedkeel.models.transformers_encoder import ANY_ROW, in_batches
 
 LOCAL = "local"
 STEPS, STILL = 100, 1e-3
@@ -115,12 +113,7 @@ def _load(item: Encoder, tokens: int, segment: int) -> Model:
             raise _without_parts(item)
         return (segments(parts, tokens, segment) if item.kind == "texts" else parts).flatten(1)
 
-    def encode(rows: Sequence[Any] | np.ndarray) -> np.ndarray:
-        return in_batches(item.name, read, flat, rows, dim)
-
-    dim = 0
-    dim = encode(ANY_ROW[item.kind]).shape[1]
-    return Model(dim, encode)
+    return encoding(item, read, flat)
 
 
 def segments(states: Tensor, tokens: int, size: int) -> Tensor:

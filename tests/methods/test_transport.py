@@ -13,10 +13,10 @@ from torch.nn.functional import normalize
 
 from duals import NAMES, bert_folder, small_dual, small_encoder, texts_of
 from fedkeel.core.errors import FedkeelError
-from fedkeel.models import transport
+from fedkeel.methods.dual import transport
+from fedkeel.methods.dual.transport import LOCAL, Transported, local_features, plan
 from fedkeel.models.dual import Items, items
 from fedkeel.models.encoders import Encoder, Model
-from fedkeel.models.transport import LOCAL, Transported, local_features, plan
 
 
 def cosines(*shape: int, seed: int = 0) -> torch.Tensor:
