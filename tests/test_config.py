@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import fedkeel as fk
+from fedkeel import api
 from fedkeel.api import experiment
 from fedkeel.core.errors import FedkeelError
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.runs.config import Experiment, load
+from fedkeel.runs.model import Model
 from fedkeel.study.grid import cells
 
 
@@ -174,3 +177,10 @@ def test_in_a_grid_a_setting_goes_to_the_partitions_that_have_it() -> None:
         cells({}, ["ova-lp"], ["iid:alpha=1"], [0])
     with pytest.raises(FedkeelError, match=r"partition iid: unknown key 'partition\.clinets'"):
         cells({"partition": {"clinets": 3}}, ["ova-lp"], ["iid"], [0])
+
+
+def test_public_names_are_those_of_their_homes() -> None:
+    """Modules behind them have names of their own that are spelt alike."""
+    assert fk.Split is api.Split
+    assert fk.Model is Model
+    assert fk.Experiment is Experiment

@@ -43,9 +43,9 @@ _HOMES = (
     "core.optim",
     "core.watch",
     "methods.heads.base",
-    "runs.config",
-    "runs.model",
     "api",
+    "runs.model",
+    "runs.config",
     "result",
 )
 

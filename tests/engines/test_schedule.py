@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federations import clients
 from fedkeel.core.method import Phase
 from fedkeel.engines.base import schedule, steps_of
 
@@ -21,9 +20,8 @@ def test_every_epoch_visits_each_row_at_most_once(
     rows: int, epochs: int, batch: int, share: float, draws: bool
 ) -> None:
     """All rows, or round(share * rows) of them but at least one; a uniform number for each where the phase asks."""
-    who = clients((rows, 3))
     phase = Phase("train", epochs=epochs, batch=batch, rows=share, draws=draws)
-    steps = list(schedule(who, 0, 1, phase))
+    steps = list(schedule(0, "site-0", rows, 1, phase))
     count = max(1, int(share * rows + 0.5))
     per_epoch = -(-count // batch)
     assert len(steps) == epochs * per_epoch == steps_of(np.array(rows), phase)
@@ -31,7 +29,7 @@ def test_every_epoch_visits_each_row_at_most_once(
         part = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
         seen = np.concatenate([picked for picked, _ in part])
         assert len(seen) == len(set(seen.tolist())) == count
-        assert set(seen.tolist()) <= set(who.owned.of(0).tolist())
+        assert set(seen.tolist()) <= set(range(rows))
         assert all(len(picked) <= batch for picked, _ in part)
         assert all(len(u) == (len(picked) if draws else 0) for picked, u in part)
         assert all(((u >= 0) & (u < 1)).all() for _, u in part)
@@ -40,15 +38,13 @@ def test_every_epoch_visits_each_row_at_most_once(
 @pytest.mark.parametrize("change", ["round", "phase", "client", "seed"])
 @pytest.mark.parametrize("phase", [PHASE, replace(PHASE, draws=True, batch=100), replace(PHASE, rows=0.3, batch=100)])
 def test_the_key_decides_the_order_the_draws_and_the_share(change: str, phase: Phase) -> None:
-    """Two clients with the same number of rows; rows are compared by their place within the client."""
-    who = clients((40, 40))
+    """Two clients with the same number of rows; rows are their places within the client."""
 
-    def trace(seed: int = 0, client: int = 0, round: int = 1, name: str = "train") -> list[list[float]]:
-        now = replace(who, seed=seed)
-        steps = schedule(now, client, round, replace(phase, name=name))
-        return [[*(rows - who.owned.offsets[client]).tolist(), *u.tolist()] for rows, u in steps]
+    def trace(seed: int = 0, client: str = "a", round: int = 1, name: str = "train") -> list[list[float]]:
+        steps = schedule(seed, client, 40, round, replace(phase, name=name))
+        return [[*rows.tolist(), *u.tolist()] for rows, u in steps]
 
-    other = {"round": {"round": 2}, "phase": {"name": "other"}, "client": {"client": 1}, "seed": {"seed": 1}}[change]
+    other = {"round": {"round": 2}, "phase": {"name": "other"}, "client": {"client": "b"}, "seed": {"seed": 1}}[change]
     assert trace() == trace()
     assert trace() != trace(**other)  # type: ignore[arg-type]
     epochs = trace()

@@ -40,18 +40,7 @@ class Hub(Columns):
             for column, key in zip((content, label, client, attribute), keys, strict=True):
                 if column is not None and column not in part.column_names:
                     raise missing_column(f"{where} (test rows)", column, key, list(part.column_names))
-        values = [list(part[label]) for part in parts]
-        names = getattr(
-            train.features[label], "names", None
-        )  # a ClassLabel has its own numbers and names; -1 = no label
-        blank = ("",) if names is None else (-1,)
-        for name, given in zip(("train", "test"), values, strict=False):
-            empty = next((row for row, value in enumerate(given) if value is None or value in blank), None)
-            if empty is not None:
-                raise FedkeelError(f"{where} {name} row {empty}: column {label!r} is empty; remove the row or label it")
-        labels, class_names = index_labels([value for column in values for value in column], where)
-        if names is not None:
-            labels, class_names = np.concatenate([np.array(column, dtype=np.int64) for column in values]), tuple(names)
+        labels, class_names = _labels(parts, label, where)
         rows = [_rows(part, content, kind, where) for part in parts]
         clients = [None if client is None else np.array([str(name) for name in part[client]]) for part in parts]
         dataset = Dataset(
@@ -184,6 +173,21 @@ def _label_column(table: Any, content: str, data: Hub) -> str:
     if len(named) > 1:
         raise FedkeelError(f"{data.source} has several columns of labels ({', '.join(named)}): set data.label_column")
     return named[0]
+
+
+def _labels(parts: Sequence[Any], column: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The labels of all rows, and the class names; a ClassLabel has its own numbers and names, and -1 = no label."""
+    values = [list(part[column]) for part in parts]
+    names = getattr(parts[0].features[column], "names", None)
+    blank = ("",) if names is None else (-1,)
+    for name, given in zip(("train", "test"), values, strict=False):
+        empty = next((row for row, value in enumerate(given) if value is None or value in blank), None)
+        if empty is not None:
+            raise FedkeelError(f"{where} {name} row {empty}: column {column!r} is empty; remove the row or label it")
+    together = [value for part in values for value in part]
+    if names is None:
+        return index_labels(together, where)
+    return np.array(together, dtype=np.int64), tuple(names)
 
 
 def _rows(table: Any, column: str, kind: Kind, where: str) -> Sequence[Any]:
