@@ -37,9 +37,9 @@ from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personal_model, with_settings
 from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.strategy import STRATEGIES
+from fedkeel.reporting import html
 from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import Part, book, write
-from fedkeel.reporting.html import build as build_page
 from fedkeel.reporting.tables import as_text
 from fedkeel.result import Result
 from fedkeel.runs import events
@@ -116,7 +116,7 @@ def _carry_out(
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():
-            build_page(with_twin(events.read(folder)), folder / REPORT, commentary=COMMENTARY)
+            build_page(with_twin(events.read(folder)), folder / REPORT)
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
             raise Stopped("stopped before round 1: the same command continues") from None
@@ -126,6 +126,11 @@ def _carry_out(
         what = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
         raise FedkeelError(f"{what}; mend that and {again}, or choose another --out") from None
     return Result.load(folder)
+
+
+def build_page(records: Sequence[events.Record], out: Path) -> Path:
+    """The page of some runs, with what papers say of them."""
+    return html.build(records, out, commentary=COMMENTARY)
 
 
 def finished(folder: Path) -> bool:
@@ -285,7 +290,7 @@ def report(runs: Sequence[str | Path], *, out: str | Path, watch: Watch = SILENT
     """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
     watch.notice(DRAWING)
-    return build_page([events.read(folder) for folder in folders], Path(out), commentary=COMMENTARY)
+    return build_page([events.read(folder) for folder in folders], Path(out))
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -317,7 +322,7 @@ def personalize(
     except KeyboardInterrupt:
         raise Stopped(f"stopped: fedkeel personalize {folder} --method {variant} continues") from None
     if page:
-        build_page(with_twin(events.read(folder)), folder / REPORT, commentary=COMMENTARY)
+        build_page(with_twin(events.read(folder)), folder / REPORT)
     return record
 
 
