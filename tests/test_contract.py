@@ -26,11 +26,11 @@ from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.peft.module import MODULES
 from fedkeel.methods.heads.base import BIAS, WEIGHT
 from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.networks.base import Network
 from fedkeel.methods.transformer.base import Tuned
-from fedkeel.models.peft.module import MODULES
 from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.events import Log
 from fedkeel.runs.loop import Loop

@@ -142,7 +142,7 @@ def test_the_command_makes_a_model_of_each_client_and_predict_uses_it(run: Path,
     for number, image in enumerate(images):
         (tmp_path / "images").mkdir(exist_ok=True)
         Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
-    scores = work.strategy.predict(work.state, mine, work.tests.x.backbone.inputs(images, 0)).softmax(1).detach()
+    scores = work.strategy.predict(work.state, mine, inputs_of(work.tests.x.backbone, images, 0)).softmax(1).detach()
     code, out, _ = fedkeel("predict", run, "--input", tmp_path / "images", "--client", names[CLIENT])
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["row"] for row in rows] == [f"{number}.png" for number in range(8)]

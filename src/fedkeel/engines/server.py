@@ -16,7 +16,7 @@ import torch
 
 from fedkeel.core.errors import BadMessage
 from fedkeel.core.message import NEVER, Down, Up, decode, size
-from fedkeel.core.method import Method, Phase, State, Update, place
+from fedkeel.core.method import AnyMethod, Phase, State, Update, place
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, select, stack, unstack
 from fedkeel.engines import gate
@@ -68,7 +68,7 @@ class Server:
     """One exchange, from the requests to its outcome."""
 
     def __init__(
-        self, roster: Roster, accepted: np.ndarray, method: Method, state: State, phase: Phase, round: int
+        self, roster: Roster, accepted: np.ndarray, method: AnyMethod, state: State, phase: Phase, round: int
     ) -> None:
         self.roster, self._accepted, self._phase, self._round = roster, accepted, phase, round
         self._place, self._told = place(method, round, phase), state.told
