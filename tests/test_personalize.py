@@ -22,11 +22,12 @@ from fedkeel.core.rng import generator
 from fedkeel.data.loading import load
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
+from fedkeel.rows.inputs import inputs as inputs_of
 from fedkeel.runs.events import Record, read
 from fedkeel.runs.federation import SILENT, Watch, assemble
 from fedkeel.runs.folder import stored
 from fedkeel.runs.model import Model, load_client
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 from worlds import CLIENT, same, trained
 
 NETWORK = {"name": "fedavg", "tune": "network", "rounds": 1, "epochs": 1, "batch": 16, "lr": 0.003}

@@ -1,7 +1,7 @@
-"""Every bad update is refused by client and reason, on every engine, and leaves the model bit-equal to a run without it.
+"""Every bad update is refused by client and reason, on every engine: the model is bit-equal to a run without it.
 
-What a client may do wrong by itself is spoilt in its method, so that it is the same on both engines; what only a message
-can have wrong is spoilt on the way.
+What a client may do wrong by itself is spoilt in its method, so that it is the same on both engines; what only a
+message can have wrong is spoilt on the way.
 """
 
 from __future__ import annotations
@@ -405,9 +405,9 @@ def test_reasons_in_a_stack() -> None:
     roster = Roster("run", [f"site-{k}" for k in range(5)], np.full(5, 8), 0, ("a", "b"))
     state = State({"head.a": torch.zeros(1), "head.b": torch.zeros(2)})
     server = Server(roster, np.full(5, NEVER), method, state, method.plan(1)[0], 1)
-    server.receive_stack(
-        range(5), {"head.a": torch.tensor([[1.0], [NAN], [INF], [3e6], [1e30]]), "head.b": torch.zeros(5, 2)}
-    )
+    a, b = torch.tensor([[1.0], [NAN], [INF], [3e6], [0.0]]), torch.zeros(5, 2)
+    b[4] = 1e30  # of which a square is no float32
+    server.receive_stack(range(5), {"head.a": a, "head.b": b})
     exchange = server.outcome(range(5))
     assert refused(exchange) == {
         "site-1": "head.a holds NaN",
