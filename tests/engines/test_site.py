@@ -163,9 +163,8 @@ ERRORS: list[BaseException] = []
         (ValueError("first line\nsecond line"), "client site-1: ValueError: first line (test_site.py:"),
         (ValueError(), "client site-1: ValueError (test_site.py:"),
         (ZeroDivisionError("division by zero"), "client site-1: ZeroDivisionError: division by zero (test_site.py:"),
-        (RuntimeError("\n"), "client site-1: RuntimeError: (test_site.py:"),
     ],
-    ids=["of two lines", "without text", "by Python", "of empty lines"],
+    ids=["of two lines", "without text", "by Python"],
 )
 def test_whatever_an_error_says_one_line_is_told(error: Exception, text: str) -> None:
     method = Raising(batch=8)
@@ -173,12 +172,10 @@ def test_whatever_an_error_says_one_line_is_told(error: Exception, text: str) ->
     with pytest.raises(MethodFailed) as failed:
         WireEngine(clients()).exchange(method, method.start(TASK), method.plan(1)[0], 1, [1])
     assert "\n" not in str(failed.value)
-    assert text.replace(": (", " (") in str(failed.value).replace(": (", " (")
+    assert text in str(failed.value)
 
 
-@pytest.mark.parametrize(
-    "error", [FedkeelError("as it is"), OSError(28, "No space left on device"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [FedkeelError("as it is"), OSError(28, "No space left"), KeyboardInterrupt()])
 def test_what_is_not_the_method_s_fault_is_not_blamed_on_it(error: BaseException) -> None:
     method = Raising(batch=8)
     ERRORS[:] = [error]
@@ -231,9 +228,10 @@ def after(method: PersonalBias, phase: Phase, site: Any, store: Store, at: tuple
     return kept
 
 
-@pytest.mark.parametrize(
-    "what", [request("keep"), encode(Up("run", 1, "share", "a", 1.0, {}))], ids=["phase", "an update"]
-)
+OTHERS = {"another phase": request("keep"), "an update": encode(Up("run", 1, "share", "a", 1.0, {}))}
+
+
+@pytest.mark.parametrize("what", OTHERS.values(), ids=OTHERS.keys())
 def test_another_request_than_the_one_expected_is_refused(what: bytes) -> None:
     method, store = PersonalBias(), Store()
     with pytest.raises(BadMessage, match="client site-1 was asked for share"):
