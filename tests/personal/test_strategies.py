@@ -183,7 +183,11 @@ def test_a_soup_of_full_batches_is_ft() -> None:
 def test_a_soup_is_the_mean_of_its_models() -> None:
     work = world().work("ft", **SMALL)
     (tune,) = work.strategy.plan(1)
-    models = [trained(work, phases=[replace(tune, name=f"tune-{number}")]) for number in (1, 2, 3)]
+    mine, client = LocalEngine(work.sites).mine(work.strategy, work.state, CLIENT), work.sites.site(CLIENT)
+    visits = [
+        Visit(work.state.down, mine, replace(tune, name=f"tune-{number}"), 1, client.counts) for number in (1, 2, 3)
+    ]
+    models = [site.work(work.strategy, visit, client, site.own_optimizer)[1] for visit in visits]
     assert (models[0]["head.weight"] - models[1]["head.weight"]).abs().max() > 1e-4, "other orders, other models"
     mean = {name: (models[0][name] + models[1][name] + models[2][name]) / 3 for name in models[0]}
     same(personal("soup-ft", models=3, **SMALL), mean)
