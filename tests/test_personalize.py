@@ -281,8 +281,9 @@ def test_a_head_on_a_pretrained_encoder(tmp_path: Path, vit: str, features: str)
         assert {name.partition(".")[0] for name in moved} == prefixes
         assert all((event["distortion"] > 0) == ("body" in prefixes) for event in record.personal)
         work = opened(run, method, epochs=2)
-        rows, name = work.clients.rows(CLIENT)[:5], record.personal[CLIENT]["name"]
-        expected = work.strategy.predict(work.state, trained(work), work.clients.x[rows]).softmax(1).max(1).values
+        rows, name = work.sites.rows(CLIENT)[:5], record.personal[CLIENT]["name"]
+        logits = work.strategy.predict(work.state, trained(work), work.sites.x.pick(rows).read())
+        expected = logits.softmax(1).max(1).values
         np.savez(tmp_path / "x.npz", x=np.asarray(load(stored(run).data).train)[rows])
         said = api.predict(run, input=tmp_path / "x.npz", client=name, personal=record.folder.name)
         scores = [float(row["score"]) for row in csv.DictReader(io.StringIO(said))]
@@ -329,8 +330,8 @@ def test_heads_of_other_methods_are_probed_on(tmp_path: Path, name: str) -> None
     assert record.personal_test is not None
     assert record.personal_test["before"] == (read(run).end or {})["per_client"]
     work = opened(run, "lp", epochs=5, lr=0.05)
-    x, y = (part[work.clients.rows(CLIENT)] for part in (work.clients.x, work.clients.y))
-    scores = [work.strategy.predict(work.state, tree, x) for tree in ({}, trained(work))]
+    rows, y = work.sites.train.of(CLIENT)
+    scores = [work.strategy.predict(work.state, tree, rows.read()) for tree in ({}, trained(work))]
     before, after = (float(torch.nn.functional.cross_entropy(score, y)) for score in scores)
     assert after < before
 

@@ -41,7 +41,7 @@ def settings(tmp_path: Path, where: str = "cache", encoder: str = "pixels", **mo
     return Source.of(source=f"npz:{path}", encoder=encoder, cache=str(tmp_path / where), **more)
 
 
-def make(data: Source, **arguments: Any) -> cache.Features:
+def make(data: Source, **arguments: Any) -> cache.Encoded:
     return features(data, load(data), **arguments)
 
 
