@@ -16,7 +16,7 @@ from federations import CLASSES, DIM, TASK, clients
 from fedkeel.core.method import METHODS
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
-from test_contract import close, play
+from contract.methods import close, play
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
