@@ -1,20 +1,26 @@
 # make demo   the main job, on data that comes with the package
+# make check  the fast half of make test: style, types and the tests that take no whole runs
 # make test   style, types and all tests
 # make bench  speed against a plain PyTorch loop (minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test bench install clean
+.PHONY: demo style check test bench install clean
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo
 	$(BIN)/fedkeel compare examples/demo.toml --methods fedavg,ova-lp --partitions iid,bernoulli-dirichlet --out runs/demo
 
-test: $(INSTALLED)
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: style
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+test: style
 	$(BIN)/pytest -n 2 --dist worksteal
 
 bench: $(INSTALLED)

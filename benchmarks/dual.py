@@ -31,7 +31,8 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.dual.fedpurel import FedPuReL
 from fedkeel.methods.dual.promptfl import PromptFL
-from fedkeel.models.dual import Items, items, open_dual
+from fedkeel.models.dual import open_dual
+from fedkeel.rows.items import Items, items
 
 RESULTS = Path(__file__).parent / "results" / "dual.json"
 REPEATS, BATCH = 15, 32
@@ -59,7 +60,7 @@ class InTheLoop(PromptFL):
 
 def timed(method: DualTuned, x: Items, y: torch.Tensor) -> float:
     """Seconds of one step with its optimizer, on the first batch."""
-    state = method.start(Task(x.dual.dim, len(x.dual.class_names), 1, 0, dual=x.dual))
+    state = method.start(Task(x.dual.dim, len(x.dual.class_names), 1, 0, reader=x.dual))
     phase = method.plan(2)[0]
     params = {name: value.clone().requires_grad_() for name, value in state.shared.items()}
     optimizer = phase.optim.torch(list(params.values()))
@@ -95,7 +96,7 @@ def one_round_alone(federation: int) -> float:
     anything: Any = x
     clients = Clients(names, anything, y, owned, 0, len(data.class_names))
     method = FedPuReL(words=WORDS, rounds=9, batch=2, schedule="interleaved")
-    state = method.start(Task(x.dual.dim, len(data.class_names), federation, 0, dual=x.dual))
+    state = method.start(Task(x.dual.dim, len(data.class_names), federation, 0, reader=x.dual))
     engine, cohort = LocalEngine(replace(clients, owned=_few_rows(owned))), list(range(COHORT))
     engine.exchange(method, state, method.plan(2)[0], 1, cohort)  # loads the towers of the other threads
     Path("/proc/self/clear_refs").write_text("5")

@@ -16,6 +16,7 @@ from fedkeel.data.ownership import Ownership
 from fedkeel.engines.sites import Sites
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, Model
+from fedkeel.rows.inputs import inputs as inputs_of
 
 WIDTH, WORDS, LENGTH = 16, 40, 5
 
@@ -56,7 +57,7 @@ def reading(who: Sites, classes: int) -> tuple[Sites, Task]:
     ids[:, 1] = 1 + who.y.numpy()
     ids[::3, 4] = 0  # some rows are shorter
     backbone = small_bert()
-    inputs: Any = backbone.inputs(list(ids), LENGTH)
+    inputs: Any = inputs_of(backbone, list(ids), LENGTH)
     clients = Sites(who.names, inputs, who.y, who.owned, who.seed, classes)
     return clients, Task(WIDTH, classes, len(who.names), 0, len(who.y), backbone)
 
@@ -109,7 +110,7 @@ def reading_images(who: Sites, classes: int, shift: float = 1.0) -> tuple[Sites,
     ]
     flat = np.concatenate(held).astype(np.int64)
     added = np.split(len(y) + np.arange(len(flat)), np.cumsum([len(rows) for rows in held])[:-1])
-    inputs: Any = small_cnn().inputs(np.concatenate([pictures, pictures[flat]]).astype(np.float32), 0)
+    inputs: Any = inputs_of(small_cnn(), np.concatenate([pictures, pictures[flat]]).astype(np.float32), 0)
     labels = torch.cat([who.y, who.y[torch.from_numpy(flat)]])
     validation = Ownership.of_lists(added)
     clients = Sites(who.names, inputs, labels, who.owned, who.seed, classes, validation=validation)

@@ -19,9 +19,10 @@ from fedkeel.core.rng import generator
 from fedkeel.data.sources.base import Source
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.dual import Dual, Items, items, open_dual
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.models.dual import Dual, open_dual
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.models.peft.module import Module
+from fedkeel.rows.items import Items, items
 
 NAMES = ("ant", "bee", "cat", "dog")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -81,7 +82,7 @@ def paired(who: Sites, method: DualTuned) -> tuple[Sites, Task]:
     """The same clients with texts, and all that the method needs of them."""
     x: Any = _read(method.module, tuple(who.y.tolist()))
     clients = Sites(who.names, x, who.y, who.owned, who.seed, len(NAMES))
-    return clients, Task(x.dual.dim, len(NAMES), len(who.names), 0, len(who.y), dual=x.dual)
+    return clients, Task(x.dual.dim, len(NAMES), len(who.names), 0, len(who.y), reader=x.dual)
 
 
 def batch_rows(method: DualTuned, labels: list[int]) -> tuple[Items, torch.Tensor]:

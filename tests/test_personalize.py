@@ -22,11 +22,12 @@ from fedkeel.core.rng import generator
 from fedkeel.data.loading import load
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
+from fedkeel.rows.inputs import inputs as inputs_of
 from fedkeel.runs.events import Record, read
 from fedkeel.runs.federation import SILENT, Watch, assemble
 from fedkeel.runs.folder import stored
 from fedkeel.runs.model import Model, load_client
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 from worlds import CLIENT, same, trained
 
 NETWORK = {"name": "fedavg", "tune": "network", "rounds": 1, "epochs": 1, "batch": 16, "lr": 0.003}
@@ -142,7 +143,7 @@ def test_the_command_makes_a_model_of_each_client_and_predict_uses_it(run: Path,
     for number, image in enumerate(images):
         (tmp_path / "images").mkdir(exist_ok=True)
         Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
-    scores = work.strategy.predict(work.state, mine, work.tests.x.backbone.inputs(images, 0)).softmax(1).detach()
+    scores = work.strategy.predict(work.state, mine, inputs_of(work.tests.x.backbone, images, 0)).softmax(1).detach()
     code, out, _ = fedkeel("predict", run, "--input", tmp_path / "images", "--client", names[CLIENT])
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["row"] for row in rows] == [f"{number}.png" for number in range(8)]

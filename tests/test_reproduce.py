@@ -18,7 +18,8 @@ from fedkeel.models.encoders import ENCODERS
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.runs.config import given, load
 from fedkeel.runs.events import personalised
-from fedkeel.study.grid import Variant, cells
+from fedkeel.runs.variant import Variant
+from fedkeel.study.grid import cells
 from fedkeel.study.recipe import parse
 from test_cli import fedkeel, says
 from test_own_data import COLOURS, picture

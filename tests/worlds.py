@@ -22,7 +22,7 @@ from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import Federation, assemble
 from fedkeel.runs.model import Model
 from fedkeel.runs.simulate import finished_model
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 
 CLIENT = 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fedkeel.data.manifest import Manifest
 from fedkeel.data.new_rows import load_rows
 from fedkeel.data.sources.base import SOURCES
 from fedkeel.data.splits.base import SPLITS
+from fedkeel.methods.dual.peft.module import MODULES
 from fedkeel.models.cache import Features, features
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.papers import PAPERS
@@ -49,9 +51,11 @@ from fedkeel.runs.events import EVENTS
 from fedkeel.runs.federation import assemble, divide
 from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
 from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.observers.base import OBSERVERS
 from fedkeel.runs.simulate import simulate
 from fedkeel.runs.summary import SUMMARY
-from fedkeel.study.grid import Cell, Variant, cells, shared
+from fedkeel.runs.variant import Variant
+from fedkeel.study.grid import Cell, cells, shared
 from fedkeel.study.recipe import Plan, Recipe, Scale
 from fedkeel.study.recipe import find as find_recipe
 from fedkeel.study.recipe import recipes as all_recipes
@@ -346,7 +350,7 @@ def predict(run: str | Path, *, input: str | Path, client: str | None = None, pe
 
 
 def catalogue(what: str) -> dict[str, str]:
-    """What exists of methods, strategies, partitions, sources or encoders: name -> one line."""
+    """What exists of methods, strategies, partitions, sources, encoders, modules or observers: name -> one line."""
     match what:
         case "methods":
             return {name: method.paper for name, method in sorted(METHODS.items())}
@@ -358,4 +362,13 @@ def catalogue(what: str) -> dict[str, str]:
             return {text: about for _, source in sorted(SOURCES.items()) for text, about in source.spellings.items()}
         case "encoders":
             return ENCODERS
-    raise unknown("list", what, ("methods", "strategies", "partitions", "sources", "encoders"))
+        case "modules":
+            return {name: _first_line(kind) for name, kind in sorted(MODULES.items())}
+        case "observers":
+            return {name: _first_line(kind) for name, kind in sorted(OBSERVERS.items())}
+    raise unknown("list", what, ("methods", "strategies", "partitions", "sources", "encoders", "modules", "observers"))
+
+
+def _first_line(kind: type) -> str:
+    """What the file of a class says first."""
+    return (sys.modules[kind.__module__].__doc__ or "").partition("\n")[0]

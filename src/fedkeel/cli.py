@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +14,6 @@ from fedkeel.core.errors import FedkeelError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedkeel.result import Result
 
 app = App(
     name="fedkeel",
@@ -34,6 +32,7 @@ Set = Annotated[
     ),
 ]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Listed = Literal["methods", "strategies", "partitions", "sources", "encoders", "modules", "observers"]
 Names = Annotated[str, Parameter(help="separated by commas")]
 
 
@@ -76,11 +75,11 @@ def run(
         print the summary as JSON
     """
     from fedkeel import api
-    from fedkeel.screen import watched
+    from fedkeel.screen import tell_refusals, watched
 
     with watched(console(), "training") as watch:
         result = api.run(config, set=set, out=out, resume=resume, watch=watch)
-    _tell_refusals([result])
+    tell_refusals([result])
     if json:
         print((result.folder / "summary.json").read_text(), end="")
         return
@@ -124,14 +123,14 @@ def compare(
 
     from fedkeel import api
     from fedkeel.reporting.tables import as_text
-    from fedkeel.screen import watched
+    from fedkeel.screen import tell_refusals, watched
 
     with watched(console(), "comparing") as watch:
         results = api.compare(
             config, methods=_names(methods), partitions=_names(partitions), seeds=_numbers(seeds), out=out, set=set,
             watch=watch,
         )  # fmt: skip
-    _tell_refusals(results)
+    tell_refusals(results)
     if json:
         print(json_module.dumps([result.summary for result in results], indent=2))
         return
@@ -174,17 +173,17 @@ def reproduce(
         list the recipes
     """
     from fedkeel import api
-    from fedkeel.screen import watched
+    from fedkeel.screen import print_entries, tell_refusals, watched
 
     if list:
-        _print_entries({name: f"{recipe.title} ({recipe.shows})" for name, recipe in api.recipes().items()})
+        print_entries({name: f"{recipe.title} ({recipe.shows})" for name, recipe in api.recipes().items()})
         return
     if name is None:
         raise FedkeelError("reproduce needs the name of a recipe, e.g. ova-lp/ablation: fedkeel reproduce --list")
     with watched(console(), "reproducing") as watch:
         numbers = None if seeds is None else _numbers(seeds)
         done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
-    _tell_refusals(done.results)
+    tell_refusals(done.results)
     print(done.text)
     print(f"report: {done.page}")
 
@@ -350,7 +349,7 @@ def predict(
 
 
 @app.command(name="list")
-def list_(what: Literal["methods", "strategies", "partitions", "sources", "encoders"], /) -> None:
+def list_(what: Listed, /) -> None:
     """List what exists, one line each, with the paper.
 
     For example:
@@ -361,23 +360,13 @@ def list_(what: Literal["methods", "strategies", "partitions", "sources", "encod
     Parameters
     ----------
     what
-        methods, strategies (ways to personalise), partitions, sources or encoders
+        methods, strategies (ways to personalise), partitions, sources, encoders, modules (that adapt a dual encoder)
+        or observers (of a run)
     """
     from fedkeel import api
+    from fedkeel.screen import print_entries
 
-    _print_entries(api.catalogue(what))
-
-
-def _print_entries(entries: Mapping[str, str]) -> None:
-    width = max(len(name) for name in entries)
-    for name, line in entries.items():
-        print(f"{name:<{width}}  {line}")
-
-
-def _tell_refusals(results: Sequence[Result]) -> None:
-    for result in results:
-        if count := result.summary["refused"]:
-            print(f"note: {count:,} updates were refused in {result.folder}; its report says why", file=sys.stderr)
+    print_entries(api.catalogue(what))
 
 
 def _names(text: str) -> list[str]:

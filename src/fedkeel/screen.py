@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedkeel.core.watch import Watch
+
+if TYPE_CHECKING:
+    from fedkeel.result import Result
 
 QUIET_SECONDS = 2.0
 LONGEST_HEADING = 80
@@ -67,3 +72,17 @@ def _lines(console: Console, title: str) -> Watch:
         client=lambda done, total, acc: line(f"client {done} of {total}, {_own(acc)}", done == total),
         notice=lambda text: console.print(text, highlight=False),
     )
+
+
+def print_entries(entries: Mapping[str, str]) -> None:
+    """Names in one column, what they are in the next."""
+    width = max(len(name) for name in entries)
+    for name, line in entries.items():
+        print(f"{name:<{width}}  {line}")
+
+
+def tell_refusals(results: Sequence[Result]) -> None:
+    """A line for each run in which updates were refused."""
+    for result in results:
+        if count := result.summary["refused"]:
+            print(f"note: {count:,} updates were refused in {result.folder}; its report says why", file=sys.stderr)

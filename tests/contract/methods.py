@@ -24,9 +24,9 @@ from fedkeel.engines.base import Exchange, choose
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.peft.module import MODULES
 from fedkeel.methods.networks.base import Network
 from fedkeel.methods.transformer.base import Tuned
-from fedkeel.models.peft.module import MODULES
 
 ROUNDS = 3
 NETWORK: dict[str, Any] = {"tune": "network", "rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}

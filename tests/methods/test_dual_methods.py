@@ -274,7 +274,7 @@ def test_the_start_of_fedpgp_goes_down_once() -> None:
     mine = method.private(state.down)
     assert mine.keys() == {OWN + "U", OWN + "V"}
     assert 0.005 < float(mine[OWN + "V"].std()) < 0.05
-    other = method.start(Task(task.dim, task.classes, task.clients, 1, dual=task.dual))
+    other = method.start(Task(task.dim, task.classes, task.clients, 1, reader=task.reader))
     assert digest(method.private(other.down)) != digest(mine)
     engine = LocalEngine(who)
     down = [engine.exchange(method, state, method.plan(t)[0], t, [0, 1]).bytes_down for t in (1, 2)]

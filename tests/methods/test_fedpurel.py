@@ -29,8 +29,9 @@ from fedkeel.methods.dual.alignment import divergence
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
-from fedkeel.models.dual import Dual, Items, items
-from fedkeel.models.peft.module import MODULES, module
+from fedkeel.methods.dual.peft.module import MODULES, module
+from fedkeel.models.dual import Dual
+from fedkeel.rows.items import Items, items
 from fedkeel.runs.simulate import ENGINES
 
 CLASSES, DIM, ROWS = 4, 6, 48
@@ -58,7 +59,7 @@ def method(**given: Any) -> FedPuReL:
 
 def begun(of: FedPuReL | FedCLIP, seed: int = 0) -> State:
     x, _ = world()
-    return of.start(Task(DIM, CLASSES, 3, seed, dual=x.dual))
+    return of.start(Task(DIM, CLASSES, 3, seed, reader=x.dual))
 
 
 def batch_of(rows: int = 8) -> Batch:

@@ -18,7 +18,7 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.networks.fedsoup import FedSoup
-from fedkeel.models.backbone import Inputs
+from fedkeel.rows.inputs import Inputs
 
 METHOD = FedSoup(rounds=8, batch=50)
 SOUP = METHOD.plan(8)[1]

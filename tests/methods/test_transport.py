@@ -15,8 +15,8 @@ from duals import NAMES, bert_folder, small_dual, small_encoder, texts_of
 from fedkeel.core.errors import FedkeelError
 from fedkeel.methods.dual import transport
 from fedkeel.methods.dual.transport import LOCAL, Transported, local_features, plan
-from fedkeel.models.dual import Items, items
 from fedkeel.models.encoders import Encoder, Model
+from fedkeel.rows.items import Items, items
 
 
 def cosines(*shape: int, seed: int = 0) -> torch.Tensor:

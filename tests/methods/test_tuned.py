@@ -21,12 +21,14 @@ from fedkeel.methods.transformer.fft_moe import FFTMoE
 from fedkeel.methods.transformer.flora import Flora
 from fedkeel.methods.transformer.frlora import FRLora
 from fedkeel.methods.transformer.lora import Lora
-from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.models.backbone import Backbone
+from fedkeel.rows.inputs import Inputs
+from fedkeel.rows.inputs import inputs as inputs_of
 
 
 def rows(count: int = 6) -> Inputs:
     ids = generator(1, "rows").integers(1, WORDS, (count, LENGTH))
-    return small_bert().inputs(list(ids), LENGTH)
+    return inputs_of(small_bert(), list(ids), LENGTH)
 
 
 def noise(like: Tree, scale: float = 0.1) -> Tree:

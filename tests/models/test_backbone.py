@@ -14,6 +14,7 @@ from backbones import WIDTH, seeded, small_bert
 from fedkeel.core.errors import FedkeelError
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.encoders import Encoder, Model, open_named
+from fedkeel.rows.inputs import inputs as inputs_of
 
 SHAPE = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 IMAGES = {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
@@ -110,7 +111,7 @@ def test_prompts_of_a_text_are_not_masked() -> None:
 
 def test_texts_are_read_up_to_the_tokens_asked_for_and_no_padding_more() -> None:
     rows = [np.array([3, 7, 9, 11, 13]), np.array([5, 8, 0, 0, 0])]
-    inputs = small_bert().inputs(rows, tokens=3)
+    inputs = inputs_of(small_bert(), rows, tokens=3)
     assert inputs.shape == (2, WIDTH)
     assert inputs.read(np.array([0, 1]))["input_ids"].tolist() == [[3, 7, 9], [5, 8, 0]]
     assert inputs[torch.tensor([1])].read(np.array([1]))["input_ids"].tolist() == [[5, 8]]

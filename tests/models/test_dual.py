@@ -15,8 +15,9 @@ from duals import COLOURS, NAMES, bert_folder, clip_folder, dinov2_folder, pictu
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.data.sources.base import Source
-from fedkeel.models.dual import SCALE, Dual, items, open_dual
+from fedkeel.models.dual import SCALE, Dual, open_dual
 from fedkeel.models.encoders import open_named
+from fedkeel.rows.items import items
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,12 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.data.sources.base import Source
-from fedkeel.models.dual import Items, items, open_dual
+from fedkeel.methods.dual.peft.lora import Lora
+from fedkeel.models.dual import open_dual
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
 from fedkeel.models.layers import TOWERS, Tower
-from fedkeel.models.peft.lora import Lora
+from fedkeel.rows.items import Items, items
 
 TEXTS = texts_of(np.arange(9) % len(NAMES))
 PICTURES = pictures_in(np.arange(5) % len(COLOURS))

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree, digest
-from fedkeel.models.backbone import Backbone, features_of, network_weights
+from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.models.encoders import open_named
 from fedkeel.models.networks import NETWORKS, ResNet18, as_pixels, fresh, whole_patches
+from fedkeel.rows.inputs import features_of
+from fedkeel.rows.inputs import inputs as inputs_of
 
 SIDES = {"cnn": 8, "resnet18": 224, "resnet18-small": 16, "vit-tiny": 8}
 
@@ -110,7 +112,7 @@ def test_features_are_those_of_the_tree_and_leave_the_network_alone(name: str) -
     rows = pictures(6, SIDES[name])
     backbone = opened(name, rows)
     tree, network = backbone.tree(5), fresh(name, SIDES[name], 5)
-    inputs = backbone.inputs(rows, 0)
+    inputs = inputs_of(backbone, rows, 0)
     kept = {key: value.clone() for key, value in backbone.whole.network.state_dict().items()}
     images = torch.from_numpy(rows).permute(0, 3, 1, 2).float() / 127.5 - 1
 
@@ -136,11 +138,11 @@ def test_features_are_those_of_the_tree_and_leave_the_network_alone(name: str) -
 
 def test_images_of_another_size_are_refused_in_one_line() -> None:
     rows = [pictures(1, 8)[0], pictures(1, 9)[0]]
-    inputs = opened("cnn", rows).inputs(rows, 0)
+    inputs = inputs_of(opened("cnn", rows), rows, 0)
     with pytest.raises(FedkeelError, match=r"image 1 has 9 x 9 pixels: expected 8 x 8 like the first") as error:
         inputs.features()
     assert "\n" not in str(error.value)
-    assert opened("resnet18", rows).inputs(rows, 0).read(np.arange(2))["pixel_values"].shape == (2, 3, 224, 224)
+    assert inputs_of(opened("resnet18", rows), rows, 0).source(np.arange(2))["pixel_values"].shape == (2, 3, 224, 224)
 
 
 def test_a_batch_of_one_row_does_not_move_statistics() -> None:
@@ -148,7 +150,7 @@ def test_a_batch_of_one_row_does_not_move_statistics() -> None:
     rows = pictures(1, 8)
     backbone = opened("resnet18-small", rows)
     tree = backbone.tree(0)
-    before, inputs = digest(tree), backbone.inputs(rows, 0)
+    before, inputs = digest(tree), inputs_of(backbone, rows, 0)
     got = backbone.features(inputs.read(np.arange(1)), weights=network_weights(tree), moves=True)
     assert digest(tree) == before
     torch.testing.assert_close(got, features_of(tree, inputs))
@@ -157,7 +159,7 @@ def test_a_batch_of_one_row_does_not_move_statistics() -> None:
 def test_images_that_are_too_small_are_refused_in_one_line() -> None:
     with pytest.raises(FedkeelError, match=r"encoder cnn reads images of 4 x 4 pixels or more, these have 6 x 3: enl"):
         opened("cnn", pictures(2, 6, 3))
-    assert opened("cnn", pictures(2, 4)).inputs(pictures(2, 4), 0).features().shape == (2, 128)
+    assert inputs_of(opened("cnn", pictures(2, 4)), pictures(2, 4), 0).features().shape == (2, 128)
 
 
 @pytest.mark.parametrize(("size", "read"), [((8, 8), 8), ((9, 9), 8), ((28, 28), 28), ((30, 40), 28), ((3, 3), 3)])
@@ -165,13 +167,13 @@ def test_a_vit_reads_whole_patches_of_images_of_any_size(size: tuple[int, int], 
     rows = pictures(2, *size)
     assert whole_patches(size) == (read, read)
     backbone = opened("vit-tiny", rows)
-    assert backbone.inputs(rows, 0).read(np.arange(2))["pixel_values"].shape == (2, 3, read, read)
-    assert backbone.inputs(rows, 0).features().shape == (2, 64)
+    assert inputs_of(backbone, rows, 0).source(np.arange(2))["pixel_values"].shape == (2, 3, read, read)
+    assert inputs_of(backbone, rows, 0).features().shape == (2, 64)
 
 
 def test_grey_and_wide_images_are_read_too() -> None:
-    assert opened("cnn", pictures(2, 12, 8)).inputs(pictures(2, 12, 8), 0).features().shape == (2, 128)
+    assert inputs_of(opened("cnn", pictures(2, 12, 8)), pictures(2, 12, 8), 0).features().shape == (2, 128)
     grey = list(pictures(2, 8)[..., 0])
-    pixels = opened("cnn", grey).inputs(grey, 0).read(np.arange(2))["pixel_values"]
+    pixels = inputs_of(opened("cnn", grey), grey, 0).source(np.arange(2))["pixel_values"]
     assert torch.equal(pixels[:, 0], pixels[:, 2])
     assert 0.9 < float(pixels.abs().max()) <= 1

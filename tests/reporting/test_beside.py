@@ -18,7 +18,8 @@ from fedkeel.papers.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.papers.ova_lp import IID, NON_IID
 from fedkeel.reporting import canvas, grouping, html
 from fedkeel.runs.events import Record
-from fedkeel.study.grid import Cell, Variant
+from fedkeel.runs.variant import Variant
+from fedkeel.study.grid import Cell
 
 SOURCES = {f"{name}: {source.name}": source for name, sources in RECIPES.items() for source in sources}
 

@@ -21,7 +21,7 @@ from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
 from fedkeel.reporting.render import render
 from fedkeel.runs.events import Log, Record, read
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 
 DOMAINS = ("mnist", "photos", "optdigits", "mfeat", "fonts")
 BEFORE = (0.8, 0.7, 0.75, 0.8, 0.45)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
 from fedkeel.core.roster import Enrolment
+from fedkeel.core.rows import Picks
 from fedkeel.core.tree import Tree, select
 
 
@@ -80,10 +81,8 @@ class Task:
     seed: int
     rows: int = 0
     """Training rows of all clients together."""
-    backbone: Any = None
-    """The ``Backbone`` of a method that reads inputs."""
-    dual: Any = None
-    """The ``Dual`` of a method that reads a dual encoder's items."""
+    reader: object = None
+    """What reads the rows, where they are not features: a ``Backbone`` or a ``Dual``, which say how to get at them."""
     able: int = 0
     """Clients that hold rows; 0 = all of them."""
 
@@ -116,11 +115,15 @@ class Visit:
     """What the server told this client alone."""
 
 
+X = TypeVar("X", bound=Picks)
+X_co = TypeVar("X_co", covariant=True)
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(Generic[X_co]):
     """Rows of one step. Rows an engine added to fill up a stack have weight 0."""
 
-    x: Tensor
+    x: X_co
     y: Tensor
     weight: Tensor
     """1 / (number of real rows) for each real row."""
@@ -132,8 +135,11 @@ class Batch:
         return (rows * self.weight).sum()
 
 
-class Method(BaseModel):
-    """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs."""
+class Method(BaseModel, Generic[X]):
+    """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs.
+
+    X is what it reads: a tensor of features, ``Inputs`` that it encodes itself, ``Items`` of a dual encoder.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: ClassVar[str]
@@ -154,7 +160,7 @@ class Method(BaseModel):
 
     @property
     def reads(self) -> Literal["features", "inputs", "dual"]:
-        """What x is: encoded rows, ``Inputs`` that the method encodes itself, or ``Items`` of a dual encoder."""
+        """How its rows are to be opened: as X is."""
         return "features"
 
     # ---- on the server
@@ -186,7 +192,7 @@ class Method(BaseModel):
         """What a client holds for itself at its first visit, given all that comes down with that. It never leaves."""
         return {}
 
-    def once(self, x: Any, visit: Visit) -> Any:
+    def once(self, x: X, visit: Visit) -> X:
         """What the client's rows become for a whole phase: features, where the phase trains the head alone."""
         return x
 
@@ -194,11 +200,11 @@ class Method(BaseModel):
         """The tensors to train, at their starting values."""
         return select({**visit.down, **visit.mine}, visit.phase.trains)
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[X], visit: Visit) -> Tensor:
         """The local objective on one batch, usually ``batch.mean(...)`` of one value per row."""
         raise NotImplementedError
 
-    def gradients(self, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def gradients(self, params: Tree, batch: Batch[X], visit: Visit) -> Tree:
         """Of the loss, by everything that requires one. A method of which x is no tensor may compute them itself."""
         wanted = {name: value for name, value in params.items() if value.requires_grad}
         found = torch.autograd.grad(self.loss(params, batch, visit), list(wanted.values()), allow_unused=True)
@@ -207,7 +213,7 @@ class Method(BaseModel):
             for (name, value), grad in zip(wanted.items(), found, strict=True)
         }
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[X], visit: Visit) -> Tree:
         """The gradients to step with, where a method rewrites them."""
         return grads
 
@@ -216,13 +222,13 @@ class Method(BaseModel):
         sends = {name: value - visit.down[name] for name, value in select(params, visit.phase.sends).items()}
         return sends, {name: params.get(name, value) for name, value in visit.mine.items()}
 
-    def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+    def measure(self, x: X, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         """(what to send, the new private state) in a phase without training, from all rows that ``Phase.on`` names."""
         raise NotImplementedError
 
     # ---- for whoever uses the model
 
-    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: X) -> Tensor:
         """Logits, one row per row of x."""
         raise NotImplementedError
 
@@ -231,7 +237,7 @@ class Method(BaseModel):
         return logits.softmax(-1)
 
 
-class Trained(Method):
+class Trained(Method[X], Generic[X]):
     """A method whose clients train with one of the usual optimizers."""
 
     epochs: int = Field(3, ge=1)
@@ -265,7 +271,7 @@ def outgoing(sends: Tree, visit: Visit) -> Tree:
     return sends
 
 
-def place(method: Method, round: int, phase: Phase) -> int:
+def place(method: AnyMethod, round: int, phase: Phase) -> int:
     """The exchange of a phase as one number that grows from exchange to exchange of a run."""
     index = [planned.name for planned in method.plan(round)].index(phase.name)
     return round * 1000 + index
@@ -281,25 +287,27 @@ def added(tree: Tree, moved: Tree) -> Tree:
     return {name: value + moved[name] if name in moved else value for name, value in tree.items()}
 
 
-METHODS: Registry[Method] = Registry("method", "fedkeel.methods")
+AnyMethod = Method[Any]
+"""A method for whoever never touches a row: the server, configurations, reports."""
+METHODS: Registry[AnyMethod] = Registry("method", "fedkeel.methods")
 
 
-def register(name: str, paper: str) -> Callable[[type[Method]], type[Method]]:
+def register(name: str, paper: str) -> Callable[[type[AnyMethod]], type[AnyMethod]]:
     """Class decorator that makes a method known by name to configs and the command line."""
 
-    def keep(cls: type[Method]) -> type[Method]:
+    def keep(cls: type[AnyMethod]) -> type[AnyMethod]:
         cls.name, cls.paper = name, paper
         return METHODS.add(name)(cls)
 
     return keep
 
 
-def settings(method: Method) -> dict[str, Any]:
+def settings(method: AnyMethod) -> dict[str, Any]:
     """The ``[method]`` section that builds this method again."""
     return {"name": method.name, **method.model_dump()}
 
 
-def from_settings(section: dict[str, Any]) -> Method:
+def from_settings(section: dict[str, Any]) -> AnyMethod:
     """The method that a ``[method]`` section names, with its hyper-parameters."""
     fields = {key: value for key, value in section.items() if key != "name"}
     return METHODS[section["name"]].model_validate(fields)

@@ -10,6 +10,14 @@ from torch import Tensor
 X_co = TypeVar("X_co", covariant=True)
 
 
+class Picks(Protocol):
+    """What a method reads: rows that can be counted and picked among, such as a tensor."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: Tensor | slice, /) -> Self: ...
+
+
 class Rows(Protocol[X_co]):
     """Rows of a client, of some or of all: picked, never copied unless that is cheap. A method reads them as an X."""
 
@@ -18,6 +26,11 @@ class Rows(Protocol[X_co]):
     @property
     def dim(self) -> int:
         """How many features a row has, or would have once it is encoded."""
+        ...
+
+    @property
+    def reader(self) -> object:
+        """What a method starts from besides numbers: the network or the towers that read the rows, or None."""
         ...
 
     @property

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedkeel.core.method import Method, Phase, State, Update, sampled
+from fedkeel.core.method import AnyMethod, Phase, State, Update, sampled
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, select
@@ -46,7 +46,9 @@ class Engine(Protocol):
         """Of each client, the exchange (``core.method.place``) of the last update that was accepted from it."""
         ...
 
-    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange: ...
+    def exchange(
+        self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int]
+    ) -> Exchange: ...
 
     def settle(self) -> None:
         """Make what clients keep for themselves last, up to the last update that was accepted from each."""
@@ -57,7 +59,7 @@ class Engine(Protocol):
         ...
 
 
-def choose(roster: Roster, method: Method, phase: Phase, round: int, before: list[int]) -> list[int]:
+def choose(roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int]) -> list[int]:
     """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have."""
     if phase.cohort == "same":
         return before

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.method import Batch, Method, Phase, State, Visit, outgoing, place
+from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, outgoing, place
 from fedkeel.core.tree import Tree, stack, unstack
 from fedkeel.engines.base import Exchange, one_batch, schedule, steps_of, visited
 from fedkeel.engines.server import Server
@@ -45,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True)
 class LocalEngine(Simulated):
-    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
+    def exchange(self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         server = Server(self.roster, self.accepted, method, state, phase, round)
         server.count_bytes(cohort)
         at = place(method, round, phase)
@@ -60,7 +60,7 @@ class LocalEngine(Simulated):
         return server.outcome(cohort)
 
     def worked(
-        self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int], server: Server
+        self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int], server: Server
     ) -> Iterator[Group]:
         """The cohort's work, group by group."""
 
@@ -89,7 +89,7 @@ class LocalEngine(Simulated):
         return Places(self.sites, self.sites.twin)
 
     def stacks(
-        self, method: Method, phase: Phase, cohort: Sequence[int], visit: Callable[[list[int]], Visit]
+        self, method: AnyMethod, phase: Phase, cohort: Sequence[int], visit: Callable[[list[int]], Visit]
     ) -> Iterator[list[int]]:
         """The cohort in groups to work on at once, most steps first."""
         if not cohort:
@@ -102,7 +102,7 @@ class LocalEngine(Simulated):
         for first in range(0, len(order), width):
             yield order[first : first + width]
 
-    def work(self, method: Method, visit: Visit, group: list[int]) -> tuple[Tree, Tree]:
+    def work(self, method: AnyMethod, visit: Visit, group: list[int]) -> tuple[Tree, Tree]:
         """What the clients of a stack do: (what they send, what they keep), both stacked."""
         who = ", ".join(self.roster.names[client] for client in group[:3]) + (", ..." if len(group) > 3 else "")
         with Blame(method, visit.phase, visit.round, who) as blame:
@@ -113,13 +113,15 @@ class LocalEngine(Simulated):
             sends, kept = mapped(lambda one, p, s: method.end(p, s, one), visit, params, steps)
         return outgoing(sends, visit), kept
 
-    def visit(self, method: Method, state: State, phase: Phase, round: int, group: list[int], server: Server) -> Visit:
+    def visit(
+        self, method: AnyMethod, state: State, phase: Phase, round: int, group: list[int], server: Server
+    ) -> Visit:
         """What the clients of a group know, stacked."""
         mine = stack([self.mine(method, State(server.down(client)), client) for client in group])
         told = {name: value[group] for name, value in state.told.items()}
         return Visit(server.visible, mine, phase, round, self.sites.counts[group], told)
 
-    def train(self, method: Method, params: Tree, whole: Visit, group: list[int]) -> Tensor:
+    def train(self, method: AnyMethod, params: Tree, whole: Visit, group: list[int]) -> Tensor:
         """Train the stack in place; gives the steps of each client."""
         phase, adjusts = whole.phase, type(method).adjust is not Method.adjust
         names = list(params)
@@ -157,11 +159,11 @@ def mapped(function: Callable[..., Any], visit: Visit, *stacked: Any) -> Any:
     return torch.vmap(one)(visit.mine, visit.told, visit.counts, *stacked)
 
 
-def adjusted(method: Method, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+def adjusted(method: AnyMethod, grads: Tree, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
     return dict(mapped(lambda one, g, p, b: method.adjust(g, p, Batch(*b), one), visit, grads, params, parts(batch)))
 
 
-def parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def parts(batch: Batch[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return batch.x, batch.y, batch.weight, batch.u
 
 
@@ -187,14 +189,14 @@ def stacked_schedule(sites: Sites, group: list[int], round: int, phase: Phase) -
     return torch.from_numpy(index), torch.from_numpy(weight), torch.from_numpy(u), torch.from_numpy(active)
 
 
-def gradients(method: Method, params: Tree, batch: Batch, visit: Visit) -> Tree:
+def gradients(method: AnyMethod, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
     if isinstance(method, LinearProbe) and method.in_closed_form:
         return head_gradients(method, params, batch, visit)
     gradient = torch.func.grad(lambda params, one, b: method.loss(params, Batch(*b), one))
     return dict(mapped(lambda one, p, b: gradient(p, one, b), visit, params, parts(batch)))
 
 
-def head_gradients(method: LinearProbe, params: Tree, batch: Batch, visit: Visit) -> Tree:
+def head_gradients(method: LinearProbe, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
     """Exact gradients of a stack of linear heads: residual^T x and the sum of the residual."""
     weight = params[WEIGHT].transpose(1, 2)
     logits = torch.bmm(batch.x, weight)

@@ -7,6 +7,7 @@ cohort; only the first few, and those of a suspicious length, wait until it is k
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,12 +17,14 @@ import torch
 
 from fedkeel.core.errors import BadMessage
 from fedkeel.core.message import NEVER, Down, Up, decode, size
-from fedkeel.core.method import Method, Phase, State, Update, place
+from fedkeel.core.method import AnyMethod, Phase, State, Update, place
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, select, stack, unstack
 from fedkeel.engines import gate
 from fedkeel.engines.base import Exchange, Refusal, going_down
 
+PLAIN = re.compile(r"[A-Za-z0-9 ._-]*").fullmatch
+"""Names that take in a message as many bytes as they have letters."""
 FEW = 5
 """Updates that must be known before anything can be called usual."""
 SUSPICIOUS = 30.0
@@ -68,7 +71,7 @@ class Server:
     """One exchange, from the requests to its outcome."""
 
     def __init__(
-        self, roster: Roster, accepted: np.ndarray, method: Method, state: State, phase: Phase, round: int
+        self, roster: Roster, accepted: np.ndarray, method: AnyMethod, state: State, phase: Phase, round: int
     ) -> None:
         self.roster, self._accepted, self._phase, self._round = roster, accepted, phase, round
         self._place, self._told = place(method, round, phase), state.told
@@ -81,7 +84,7 @@ class Server:
         self._each: dict[int, Tree] = {}
         self._limit, _ = gate.limit(0.0, phase, roster)
         self._lengths: list[float] = []
-        self._median, self._known = 0.0, 0
+        self._usual, self._known = 0.0, 0
         self._waiting: list[Waiting] = []
         self._refused: dict[int, str] = {}
         self._passed: list[int] = []
@@ -108,7 +111,8 @@ class Server:
             self.bytes_down += count * size(Down(self.roster.run, self._round, self._phase.name, {**arrays, **told}))
         known: dict[int, int] = {}
         for client in cohort if self._phase.sends else ():
-            letters = len(json.dumps(self.roster.names[client], ensure_ascii=False).encode())
+            name = self.roster.names[client]
+            letters = len(name) + 2 if PLAIN(name) else len(json.dumps(name, ensure_ascii=False).encode())
             if letters not in known:
                 known[letters] = size(self._due(client, self.expected))
             self.bytes_up += known[letters]
@@ -164,23 +168,27 @@ class Server:
     def _judge(self, client: int, update: Tree, length: float) -> None:
         """Add the update, or let it wait until it is known what is usual."""
         self._lengths.append(length)
-        self._waiting.append(Waiting(client, update, length))
-        if len(self._lengths) < FEW:
-            return
-        if len(self._lengths) >= 2 * self._known:  # now and then is enough
-            self._known, self._median = len(self._lengths), gate.usual(self._lengths)
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if one.length <= min(SUSPICIOUS * self._median, self._limit):
-                self._add(one)
-            else:
-                self._waiting.append(one)
+        if self._known and length <= self._usual:
+            self._add(client, update)
+        else:
+            self._waiting.append(Waiting(client, update, length))
+        if len(self._lengths) >= max(FEW, 2 * self._known):  # now and then is enough
+            self._known = len(self._lengths)
+            self._usual = min(SUSPICIOUS * gate.usual(self._lengths), self._limit)
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                if one.length <= self._usual:
+                    self._add(one.client, one.update)
+                else:
+                    self._waiting.append(one)
 
-    def _add(self, one: Waiting) -> None:
-        rows = float(self.roster.rows[one.client])
-        self._mean.add({name: value for name, value in one.update.items() if name not in self._singly}, rows)
-        self._each[one.client] = {name: one.update[name] for name in self._singly}
-        self._passed.append(one.client)
+    def _add(self, client: int, update: Tree) -> None:
+        together = update
+        if self._singly:
+            together = {name: value for name, value in update.items() if name not in self._singly}
+            self._each[client] = {name: update[name] for name in self._singly}
+        self._mean.add(together, float(self.roster.rows[client]))
+        self._passed.append(client)
 
     # ---- the outcome
 
@@ -191,7 +199,7 @@ class Server:
         for one in self._waiting:
             reason = gate.too_long(one.length, median, self._phase, self.roster)
             if reason is None:
-                self._add(one)
+                self._add(one.client, one.update)
             else:
                 self._refused[one.client] = reason
         passed = set(self._passed)
@@ -210,7 +218,7 @@ class Server:
         mean = self._mean.result()
         if mean is None:
             return None
-        clients = sorted(self._each)
+        clients = sorted(self._passed)
         rows = torch.from_numpy(self.roster.rows[clients].astype(np.float64))
-        each = stack([self._each[client] for client in clients])
+        each = stack([self._each[client] for client in clients]) if self._singly else {}
         return Update(mean, each, torch.tensor(clients), rows, self._round)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkeel.core.message import NEVER
-from fedkeel.core.method import Method, Phase, State
+from fedkeel.core.method import AnyMethod, Phase, State
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree
 from fedkeel.engines.base import Exchange
@@ -23,7 +23,9 @@ class Simulated(ABC):
     known: Roster | None = None
 
     @abstractmethod
-    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange: ...
+    def exchange(
+        self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int]
+    ) -> Exchange: ...
 
     @cached_property
     def roster(self) -> Roster:
@@ -40,7 +42,7 @@ class Simulated(ABC):
         """The place of each client in the roster."""
         return {name: client for client, name in enumerate(self.roster.names)}
 
-    def mine(self, method: Method, state: State, client: int) -> Tree:
+    def mine(self, method: AnyMethod, state: State, client: int) -> Tree:
         """What a client keeps for itself, as of the last update that was accepted from it."""
         kept = self.sites.store.read(self.roster.names[client], int(self.accepted[client]))
         return method.private(state.down) if kept is None else kept

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from traceback import extract_tb
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeel.core.errors import BadMessage, FedkeelError, MethodFailed
 from fedkeel.core.message import Down, Up, decode, encode
-from fedkeel.core.method import TOLD, Batch, Method, Phase, Visit, outgoing, place
+from fedkeel.core.method import TOLD, AnyMethod, Batch, Method, Phase, Visit, X, outgoing, place
 from fedkeel.core.rows import Rows
 from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.base import schedule
@@ -28,15 +28,15 @@ from fedkeel.engines.store import Store
 
 
 @dataclass(frozen=True)
-class Site:
+class Site(Generic[X]):
     """What one client has."""
 
     name: str
     seed: int
     classes: int
-    x: Rows[Any]
+    x: Rows[X]
     y: Tensor
-    held_back: Mapping[str, tuple[Rows[Any], Tensor]] = field(default_factory=dict)
+    held_back: Mapping[str, tuple[Rows[X], Tensor]] = field(default_factory=dict)
     """Rows and labels that training never sees, "validation" and "test"."""
 
     @cached_property
@@ -44,18 +44,18 @@ class Site:
         """How many training rows of each class it has."""
         return torch.bincount(self.y, minlength=self.classes).float()
 
-    def rows(self, on: str) -> tuple[Rows[Any], Tensor]:
+    def rows(self, on: str) -> tuple[Rows[X], Tensor]:
         if on == "train":
             return self.x, self.y
         none = torch.empty(0, dtype=torch.int64)
         return self.held_back.get(on) or (self.x.pick(none), self.y[none])
 
 
-Train = Callable[["Blame", Method, Visit, Site], tuple[Tree, Tree]]
+Train = Callable[["Blame", AnyMethod, Visit, Site[Any]], tuple[Tree, Tree]]
 """From ``begin`` to ``end``: (what the client sends, what it keeps)."""
 
 
-def answer(method: Method, phase: Phase, request: bytes, site: Site, store: Store) -> bytes:
+def answer(method: Method[X], phase: Phase, request: bytes, site: Site[X], store: Store) -> bytes:
     """The bytes of a client's reply to the bytes of a request; what it keeps is in its store before it replies."""
     down = decode(request)
     if not isinstance(down, Down) or down.phase != phase.name:
@@ -67,7 +67,7 @@ def answer(method: Method, phase: Phase, request: bytes, site: Site, store: Stor
     return encode(Up(down.run, down.round, phase.name, site.name, float(len(site.y)), sends))
 
 
-def arrive(method: Method, phase: Phase, down: Down, site: Site, store: Store) -> Visit:
+def arrive(method: Method[X], phase: Phase, down: Down, site: Site[X], store: Store) -> Visit:
     """What the client knows once a request is there."""
     told = select(down.arrays, (TOLD,))
     came = {name: value for name, value in down.arrays.items() if name not in told}
@@ -78,7 +78,7 @@ def arrive(method: Method, phase: Phase, down: Down, site: Site, store: Store) -
     return Visit(visible, mine, phase, down.round, site.counts, told)
 
 
-def work(method: Method, visit: Visit, site: Site, train: Train | None = None) -> tuple[Tree, Tree]:
+def work(method: Method[X], visit: Visit, site: Site[X], train: Train | None = None) -> tuple[Tree, Tree]:
     """What a client does in a phase: (what it sends, what it keeps)."""
     with Blame(method, visit.phase, visit.round, site.name) as blame:
         if visit.phase.epochs:
@@ -90,7 +90,7 @@ def work(method: Method, visit: Visit, site: Site, train: Train | None = None) -
     return outgoing(sends, visit), kept
 
 
-def reference(blame: Blame, method: Method, visit: Visit, site: Site) -> tuple[Tree, Tree]:
+def reference(blame: Blame, method: Method[X], visit: Visit, site: Site[X]) -> tuple[Tree, Tree]:
     """One client's training with PyTorch's optimizers."""
 
     def optimizer(params: list[Tensor]) -> Callable[[list[Tensor]], None]:
@@ -106,7 +106,7 @@ def reference(blame: Blame, method: Method, visit: Visit, site: Site) -> tuple[T
     return trained(blame, method, visit, site, optimizer)
 
 
-def own_optimizer(blame: Blame, method: Method, visit: Visit, site: Site) -> tuple[Tree, Tree]:
+def own_optimizer(blame: Blame, method: Method[X], visit: Visit, site: Site[X]) -> tuple[Tree, Tree]:
     """The same with fedkeel's optimizers, without PyTorch's bookkeeping."""
 
     def optimizer(params: list[Tensor]) -> Callable[[list[Tensor]], None]:
@@ -125,9 +125,9 @@ def own_optimizer(blame: Blame, method: Method, visit: Visit, site: Site) -> tup
 
 def trained(
     blame: Blame,
-    method: Method,
+    method: Method[X],
     visit: Visit,
-    site: Site,
+    site: Site[X],
     optimizer: Callable[[list[Tensor]], Callable[[list[Tensor]], None]],
 ) -> tuple[Tree, Tree]:
     """Every step of a phase on one client."""
@@ -151,7 +151,7 @@ def trained(
     return method.end(after, torch.tensor(float(steps)), visit)
 
 
-def as_batch(x: Any, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch:
+def as_batch(x: X, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch[X]:
     index = torch.from_numpy(at)
     return Batch(x[index], y[index], torch.full((len(at),), 1.0 / len(at)), torch.from_numpy(u))
 
@@ -159,7 +159,7 @@ def as_batch(x: Any, y: Tensor, at: np.ndarray, u: np.ndarray) -> Batch:
 class Blame:
     """Names method, stage, client and round in what goes wrong inside of somebody's method."""
 
-    def __init__(self, method: Method, phase: Phase, round: int, client: str) -> None:
+    def __init__(self, method: AnyMethod, phase: Phase, round: int, client: str) -> None:
         self.stage = "begin"
         self._who = method.name, phase.name, round, client
 

@@ -54,7 +54,7 @@ class Sites:
         """Where a client's training rows stand."""
         return torch.from_numpy(self.owned.of(client))
 
-    def site(self, client: int) -> Site:
+    def site(self, client: int) -> Site[Any]:
         held_back = {}
         if self.validation is not None:
             held_back["validation"] = Owned(self.x, self.y, self.validation).of(client)

@@ -43,9 +43,12 @@ class Store:
         self._waiting: dict[str, dict[int, Tree]] = {}
         self._read: OrderedDict[str, tuple[int, Tree]] = OrderedDict()
         self._bytes = 0
+        self._there = path is not None and path.exists()
 
     def read(self, client: str, accepted: int) -> Tree | None:
         """The client's tree as of the last update that was accepted from it; None if it never had one."""
+        if not self._waiting and not self._read and not self._there:
+            return None
         versions = self._waiting.get(client, {})
         for later in [exchange for exchange in versions if exchange > accepted]:
             del versions[later]
@@ -86,14 +89,14 @@ class Store:
         self._waiting = {}
         self._read.clear()
         self._bytes = 0
-        if self._path is not None and self._path.exists():
+        if self._there:
             self._open().execute("DELETE FROM private WHERE run = ? AND exchange > ?", (self._run, exchange))
             self._open().commit()
 
     def clients(self) -> list[str]:
         """Who holds something, in the order of the names."""
         there = set(self._waiting)
-        if self._path is not None and self._path.exists():
+        if self._there:
             query = "SELECT DISTINCT client FROM private WHERE run = ?"
             there |= {name for (name,) in self._open().execute(query, (self._run,))}
         return sorted(there)
@@ -111,6 +114,7 @@ class Store:
                 self._file.execute("PRAGMA journal_mode = WAL")
                 self._file.execute("PRAGMA synchronous = FULL")
                 self._file.execute(TABLE)
+                self._there = True
             except sqlite3.Error as error:
                 raise self._damaged(error) from None
         return self._file
@@ -126,7 +130,7 @@ class Store:
         self._remember(client, exchange, tree)
 
     def _from_file(self, client: str, accepted: int) -> tuple[int, Tree] | None:
-        if self._path is None or not self._path.exists():
+        if not self._there:
             return None
         try:
             query = "SELECT exchange, tree, digest FROM private WHERE run = ? AND client = ? AND exchange <= ?"

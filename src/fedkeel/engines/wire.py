@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from fedkeel.core.message import encode
-from fedkeel.core.method import Method, Phase, State
+from fedkeel.core.method import AnyMethod, Phase, State
 from fedkeel.engines.base import Exchange
 from fedkeel.engines.server import Server
 from fedkeel.engines.simulated import Simulated
@@ -25,7 +25,7 @@ class WireEngine(Simulated):
     transport: Transport = untouched
     """What happens to a reply on its way; tests put faults here."""
 
-    def exchange(self, method: Method, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
+    def exchange(self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         server = Server(self.roster, self.accepted, method, state, phase, round)
         for client in cohort:
             started = perf_counter()

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.method import Batch, Method, State, Task
+from fedkeel.core.method import AnyMethod, Batch, State, Task
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
-from fedkeel.models.backbone import features_of
+from fedkeel.models.backbone import Backbone
 from fedkeel.models.losses import softmax_rows
+from fedkeel.rows.inputs import Inputs, features_of
 
 
 @dataclass(frozen=True)
 class NetworkModel:
-    features: Callable[[Tree, Any], Tensor] = features_of
+    features: Callable[[Tree, Inputs], Tensor] = features_of
     """of rows to be encoded, by what the tree says of the network"""
     head: Callable[[Tree, Tensor], Tensor] = logits
     """logits of features"""
@@ -32,23 +33,23 @@ class NetworkModel:
     part: int = 256
     """rows that are encoded at once outside of training"""
 
-    def encoded(self, tree: Tree, x: Any) -> Tensor:
+    def encoded(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         """Features of many rows, by a network that is not trained meanwhile."""
         with torch.no_grad():
             return torch.cat([self._features(tree, x[i : i + self.part]) for i in range(0, len(x), self.part)])
 
-    def logits(self, tree: Tree, x: Any) -> Tensor:
+    def logits(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         """Of rows to be encoded, or of features."""
         return self.head(tree, self._features(tree, x))
 
-    def predict(self, tree: Tree, x: Any) -> Tensor:
+    def predict(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         """Logits of many rows."""
         return torch.cat([self.logits(tree, x[i : i + self.part]) for i in range(0, len(x), self.part)])
 
-    def cross_entropy(self, tree: Tree, batch: Batch) -> Tensor:
+    def cross_entropy(self, tree: Tree, batch: Batch[Tensor | Inputs]) -> Tensor:
         return batch.mean(softmax_rows(self.logits(tree, batch.x), batch.y))
 
-    def _features(self, tree: Tree, x: Any) -> Tensor:
+    def _features(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         return x if isinstance(x, Tensor) else self.features(tree, x)
 
 
@@ -64,7 +65,7 @@ class Networked(Protocol):
     def network(self) -> NetworkModel: ...
 
 
-def model_of(method: Method) -> NetworkModel:
+def model_of(method: AnyMethod) -> NetworkModel:
     """The model of a method; of one that knows features only, whatever network makes them."""
     if isinstance(method, Networked):
         return method.network
@@ -76,4 +77,4 @@ def fresh_network(task: Task) -> Tree:
     draw, bound = generator(task.seed, "head"), task.dim**-0.5
     weight, bias = draw.uniform(-bound, bound, (task.classes, task.dim)), draw.uniform(-bound, bound, task.classes)
     head = {WEIGHT: torch.from_numpy(weight).float(), BIAS: torch.from_numpy(bias).float()}
-    return {**head, **task.backbone.tree(task.seed)}
+    return {**head, **Backbone.in_task(task).tree(task.seed)}

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Batch, Method, Phase, State, Visit
+from fedkeel.core.method import AnyMethod, Batch, Phase, State, Visit
 from fedkeel.core.tree import Tree
 from fedkeel.engines.base import going_down
 from fedkeel.engines.sites import Sites
@@ -82,7 +82,7 @@ class Drift:
     """ratio within clients: both of its sums are means over the clients by rows"""
 
 
-def linear_head(method: Method) -> LinearProbe:
+def linear_head(method: AnyMethod) -> LinearProbe:
     """The method, if its drift can be measured."""
     rounds = range(1, method.rounds + 1)
     if isinstance(method, LinearProbe) and method.in_closed_form and any(stepping(method, round) for round in rounds):
@@ -93,7 +93,7 @@ def linear_head(method: Method) -> LinearProbe:
     )
 
 
-def measurable(method: Method) -> None:
+def measurable(method: AnyMethod) -> None:
     """Raise an error unless the drift of the method can be measured: of a linear head, or of a dual encoder."""
     if dual_of(method) is None:
         linear_head(method)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.core.method import Method, Phase, State, Update, Visit, from_settings
+from fedkeel.core.method import AnyMethod, Method, Phase, State, Update, Visit, from_settings
 from fedkeel.core.tree import Tree, select
 
 TALLY, RIGHT, ROWS = "tally.", "tally.right", "tally.rows"
@@ -21,7 +21,7 @@ OWN, TESTED = "tally.own", "tally.tested"
 """The accuracy of the client's own model, and 1 where it has test rows to measure that on."""
 
 
-class Tally(Method):
+class Tally(Method[Any]):
     """Not registered: it looks at the model of another method and changes nothing."""
 
     name = "tally"
@@ -30,7 +30,7 @@ class Tally(Method):
     classes: int
 
     @cached_property
-    def base(self) -> Method:
+    def base(self) -> AnyMethod:
         return from_settings(self.of)
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Task
 from fedkeel.core.tree import BODY, NORM, STATS, Tree
 from fedkeel.data.dataset import Kind
 from fedkeel.models.encoders import Encoder, Model
@@ -62,6 +63,12 @@ class Backbone:
         whole = _Whole(model.network, model.apply)
         about = encoder.name, encoder.weights, encoder.transform, encoder.kind, model.dim
         return cls(*about, whole, model.read, model.fresh, encoder.load)
+
+    @classmethod
+    def in_task(cls, task: Task) -> Backbone:
+        """The network that a method starts from."""
+        assert isinstance(task.reader, Backbone)
+        return task.reader
 
     def twin(self) -> Backbone:
         """The same in memory of its own, so that another thread may use it."""
@@ -129,20 +136,6 @@ class Backbone:
         """A weight of the frozen network."""
         return self.whole.network.get_parameter(name).detach()
 
-    def inputs(self, rows: Sequence[Any] | np.ndarray, tokens: int) -> Inputs:
-        """Rows to be read when they are needed; of a text at most this many tokens."""
-        if self.kind == "images":
-            return Inputs(self, lambda index: self.read(_picked(rows, index), index), torch.arange(len(rows)))
-        whole = self.read(list(rows), np.arange(len(rows)))
-        whole = {name: value[:, :tokens] for name, value in whole.items()}
-
-        def picked(index: np.ndarray) -> dict[str, Tensor]:
-            part = {name: value[torch.from_numpy(index)] for name, value in whole.items()}
-            longest = int(part["attention_mask"].sum(1).max())
-            return {name: value[:, :longest] for name, value in part.items()}
-
-        return Inputs(self, picked, torch.arange(len(rows)))
-
     def features(
         self,
         inputs: dict[str, Tensor],
@@ -172,72 +165,10 @@ class Backbone:
             return torch.func.functional_call(self.whole, replaced, (inputs,))  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Rows of a source, picked but not yet read. Indexing picks among them, as with a tensor of features."""
-
-    backbone: Backbone
-    source: Callable[[np.ndarray], dict[str, Tensor]]
-    index: Tensor
-    moves: bool = False
-    """Whether the statistics of batch norms follow these rows when they are encoded."""
-    prepared: Callable[[Tensor], Tensor] | None = None
-    """What is done to features before a head sees them."""
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @property
-    def dim(self) -> int:
-        """Of the features they would have."""
-        return self.backbone.dim
-
-    @property
-    def tensor(self) -> None:
-        return None
-
-    def pick(self, index: Tensor) -> Inputs:
-        return self[index]
-
-    def read(self) -> Inputs:
-        return self
-
-    def following(self, moves: bool) -> Inputs:
-        return replace(self, moves=moves)
-
-    def __getitem__(self, which: Tensor | np.ndarray | slice) -> Inputs:
-        return replace(self, index=self.index[which])
-
-    def beside(self, other: Inputs) -> Inputs:
-        return replace(self, backbone=other.backbone)
-
-    def twin(self) -> Inputs:
-        return replace(self, backbone=self.backbone.twin())
-
-    def parts(self, size: int) -> Iterator[Inputs]:
-        for first in range(0, len(self), size):
-            yield self[first : first + size]
-
-    def features(self, **adapted: Any) -> Tensor:
-        """The rows encoded, adapted as ``Backbone.features`` says, and prepared."""
-        features = self.backbone.features(self.source(self.index.numpy()), moves=self.moves, **adapted)
-        return features if self.prepared is None else self.prepared(features)
-
-
 def network_weights(tree: Tree) -> Tree:
     """The tensors of a tree that are a network's, under the names that they have in it."""
     prefixes = (BODY, NORM, STATS)
     return {name.partition(".")[2]: value for name, value in tree.items() if name.startswith(prefixes)}
-
-
-def features_of(tree: Tree, x: Any) -> Tensor:
-    """Features of ``Inputs``, made by the network with the weights in the tree."""
-    features: Tensor = x.features(weights=network_weights(tree))
-    return features
-
-
-def _picked(rows: Sequence[Any] | np.ndarray, index: np.ndarray) -> Any:
-    return rows[index] if isinstance(rows, np.ndarray) else [rows[i] for i in index]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ classifies: logits z = scale * item feature . class feature, where the class fea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import Task
 from fedkeel.data.dataset import Kind, named
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, Model
@@ -46,6 +47,12 @@ class Dual:
     upper: Any = None
     """the part of the item tower that a method tunes, if it does"""
     _known: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def in_task(cls, task: Task) -> Dual:
+        """The towers that a method starts from."""
+        assert isinstance(task.reader, Dual)
+        return task.reader
 
     @property
     def dim(self) -> int:
@@ -146,73 +153,6 @@ class Dual:
         return self.tower.read(texts, np.arange(len(texts)))
 
 
-@dataclass(frozen=True)
-class Items:
-    """Rows for a dual encoder, picked but not copied: indexing picks among them, as with a tensor of features."""
-
-    dual: Dual
-    held: Mapping[str, tuple[Any, Tensor]]
-    """arrays with a row per item, such as "features", each with the rows of it that are picked"""
-
-    def __len__(self) -> int:
-        return len(self.held["features"][1])
-
-    @property
-    def dim(self) -> int:
-        return self.dual.dim
-
-    @property
-    def tensor(self) -> None:
-        return None
-
-    def pick(self, index: Tensor) -> Items:
-        return self[index]
-
-    def read(self) -> Items:
-        return self
-
-    def following(self, moves: bool) -> Items:
-        return self
-
-    def __getitem__(self, which: Tensor | np.ndarray | slice) -> Items:
-        return replace(self, held={name: (array, index[which]) for name, (array, index) in self.held.items()})
-
-    def get(self, name: str) -> Tensor:
-        """The picked rows of an array, in float32."""
-        array, index = self.held[name]
-        if isinstance(array, Tensor):
-            return array[index]
-        return torch.from_numpy(np.asarray(array[index.numpy()], dtype=np.float32))
-
-    def having(self, name: str, values: Tensor) -> Items:
-        """With one more array, whose rows are those of the picked items."""
-        return replace(self, held={**self.held, name: (values, torch.arange(len(values)))})
-
-    @property
-    def features(self) -> Tensor:
-        """Of the frozen item tower, unit length."""
-        return self.get("features")
-
-    @property
-    def zero_shot(self) -> Tensor:
-        """Zero-shot logits z."""
-        return self.logits(self.features, self.dual.zero_shot)
-
-    def logits(self, items: Tensor, classes: Tensor) -> Tensor:
-        """scale * cosine, of unit features of these items and of the classes."""
-        return self.dual.scale * items @ classes.T
-
-    def beside(self, other: Items) -> Items:
-        return replace(self, dual=other.dual)
-
-    def twin(self) -> Items:
-        return replace(self, dual=self.dual.twin())
-
-    def parts(self, size: int) -> Iterator[Items]:
-        for first in range(0, len(self), size):
-            yield self[first : first + size]
-
-
 def open_dual(
     encoder: str,
     data: Source,
@@ -262,10 +202,3 @@ def _names_tower(encoder: str, data: Source) -> Encoder | None:
     family, _, reference = encoder.partition(":")
     found = open_hf(reference, "texts", data.pooling) if family == "hf" and reference else None
     return found if found is not None and found.kind == "texts" else None
-
-
-def items(dual: Dual, features: np.ndarray | Tensor, **more: Any) -> Items:
-    """Rows with their features, and other arrays that a method needs, all of them picked."""
-    unit = normalize(torch.from_numpy(np.asarray(features, dtype=np.float32).copy()), dim=-1)
-    every = torch.arange(len(unit))
-    return Items(dual, {name: (array, every) for name, array in {"features": unit, **more}.items()})

@@ -10,7 +10,7 @@ from fedkeel.reporting.balance_numbers import GROUPS, Balance
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import summary_row
 from fedkeel.runs.events import Record, personalised
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 
 KB, MB, GB = 2**10, 2**20, 2**30
 

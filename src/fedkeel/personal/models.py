@@ -36,7 +36,7 @@ from fedkeel.runs.folder import CONFIG, stored
 from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
 from fedkeel.runs.opening import same_rows
 from fedkeel.runs.simulate import ENGINES, about_clients, about_data
-from fedkeel.study.grid import Variant
+from fedkeel.runs.variant import Variant
 
 NO_SETTINGS = ("rounds", "participation", "of")
 """Fields of a strategy that users cannot set."""

@@ -20,15 +20,17 @@ from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Batch, Method, Phase, State, Visit, from_settings, settings
+from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, from_settings, settings
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
 from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree
 from fedkeel.methods.network import NetworkModel, model_of
 from fedkeel.models.backbone import Backbone
+from fedkeel.rows.inputs import Inputs
+from fedkeel.runs.opening import same_rows
 
 
-class Strategy(Method):
+class Strategy(Method[Tensor | Inputs]):
     personal: ClassVar[bool] = True
     head_only: ClassVar[bool] = False
     """Whether it leaves the network as it is: then it can work on features."""
@@ -53,19 +55,19 @@ class Strategy(Method):
     """the [method] section of the run that is personalised; filled in by fedkeel"""
 
     @cached_property
-    def base(self) -> Method:
+    def base(self) -> AnyMethod:
         """The method of the run."""
         return from_settings(self.of)
 
-    def on(self, run: Method) -> Strategy:
+    def on(self, run: AnyMethod) -> Strategy:
         """The strategy for the model of a run, with everything set that was left to the run."""
         if run.personal:
             raise FedkeelError(f"{run.name} leaves every client a model of its own already: personalise a global model")
-        pretrained = run.reads == "features" and not self.head_only
+        chosen = self.model_copy(update={"of": settings(run)})
+        pretrained = not same_rows(chosen, run)  # the run knew features alone
         own_lr, own_batch = getattr(run, "lr", 0.01), getattr(run, "batch", 32)
-        return self.model_copy(
+        return chosen.model_copy(
             update={
-                "of": settings(run),
                 "batch": self.batch or own_batch,
                 "lr": self.lr or (2e-5 if pretrained else own_lr),
                 "probe_lr": self.probe_lr or own_lr,
@@ -73,8 +75,9 @@ class Strategy(Method):
         )
 
     @property
-    def reads(self) -> Literal["features", "inputs"]:
-        return "features" if self.head_only and self.base.reads == "features" else "inputs"
+    def reads(self) -> Literal["features", "inputs", "dual"]:
+        """A head alone is trained on what the run read."""
+        return self.base.reads if self.head_only else "inputs"
 
     # ---- what is trained
 
@@ -105,11 +108,11 @@ class Strategy(Method):
 
     # ---- on a client
 
-    def once(self, x: Any, visit: Visit) -> Any:
+    def once(self, x: Tensor | Inputs, visit: Visit) -> Tensor | Inputs:
         """A phase that trains the head alone reads features: the network gives the same ones in every epoch."""
         return self.network.encoded({**visit.down, **visit.mine}, x) if visit.phase.trains == (HEAD,) else x
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         return self.flooded(self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch))
 
     def flooded(self, loss: Tensor) -> Tensor:
@@ -126,15 +129,15 @@ class Strategy(Method):
         run = model_of(self.base)
         return NetworkModel(self.features, run.head, run.adapters)
 
-    def features(self, tree: Tree, x: Any) -> Tensor:
+    def features(self, tree: Tree, x: Inputs) -> Tensor:
         """Of inputs, as the run's method makes them; a strategy that adds to the network overrides this."""
         return model_of(self.base).features(tree, x)
 
-    def encoded(self, tree: Tree, x: Any) -> Tensor:
+    def encoded(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         """Features of many rows."""
         return self.network.encoded(tree, x)
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Tensor | Inputs) -> Tensor:
         return self.network.predict({**state.down, **mine}, x)
 
 

@@ -23,9 +23,9 @@ from fedkeel.engines.site import as_batch
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.metrics.accuracy import TestSets
-from fedkeel.models.backbone import Inputs
 from fedkeel.models.prepare import prepare
 from fedkeel.personal.strategy import Strategy
+from fedkeel.rows.inputs import Inputs
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import Federation
 from fedkeel.runs.model import Model, save_client

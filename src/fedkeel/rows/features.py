@@ -19,6 +19,10 @@ class Features:
     def dim(self) -> int:
         return self.tensor.shape[1]
 
+    @property
+    def reader(self) -> None:
+        return None
+
     def pick(self, index: Tensor) -> Features:
         return Features(self.tensor[index])
 

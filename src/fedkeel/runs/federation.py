@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Method, from_settings
+from fedkeel.core.method import AnyMethod, from_settings
 from fedkeel.core.roster import Enrolment
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.corruptions import corrupted
@@ -112,7 +112,7 @@ def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) ->
     return federation
 
 
-def admit(method: Method, enrolment: Enrolment, class_names: tuple[str, ...], tested: np.ndarray) -> None:
+def admit(method: AnyMethod, enrolment: Enrolment, class_names: tuple[str, ...], tested: np.ndarray) -> None:
     """Make sure, before round 1, that the method can work on the clients that enrolled, and be tested on all classes.
 
     It looks at counts alone: each client's rows, and sums over all clients of everything else.

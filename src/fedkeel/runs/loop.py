@@ -8,7 +8,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fedkeel.core.method import Method, Phase, State, Task, place
+from fedkeel.core.method import AnyMethod, Phase, State, Task, place
 from fedkeel.engines.base import Engine, Exchange, choose
 from fedkeel.methods.heads.centre import MEAN, Centre
 from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
@@ -20,7 +20,7 @@ from fedkeel.runs.observers.base import Observer, Round
 class Loop:
     """What the rounds of one run share."""
 
-    method: Method
+    method: AnyMethod
     engine: Engine
     log: Log
     checkpoints: Checkpoints
@@ -61,7 +61,7 @@ class Loop:
 
 
 def exchanged(
-    method: Method, engine: Engine, log: Log, state: State, phase: Phase, round: int, index: int, cohort: list[int]
+    method: AnyMethod, engine: Engine, log: Log, state: State, phase: Phase, round: int, index: int, cohort: list[int]
 ) -> State:
     """The state after one exchange, which is put on record."""
     exchange = engine.exchange(method, state, phase, round, cohort)

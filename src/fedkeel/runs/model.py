@@ -15,7 +15,7 @@ from safetensors.torch import save as to_bytes
 
 from fedkeel.core.atomic import safe_name, write_atomically
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Method, State, from_settings, settings
+from fedkeel.core.method import AnyMethod, State, from_settings, settings
 from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
 from fedkeel.data.sources.base import Source
@@ -30,7 +30,7 @@ PREPARED_MEAN = "prepare.mean"
 class Model:
     """Everything prediction needs: the head, how features are made and prepared, the names of the classes."""
 
-    method: Method
+    method: AnyMethod
     shared: Tree
     mean: torch.Tensor | None
     data: dict[str, Any]

@@ -13,20 +13,24 @@ import numpy as np
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Method
+from fedkeel.core.method import AnyMethod
 from fedkeel.core.rows import Rows
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources.base import Source
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.methods.transformer.base import Tuned, tokens_of
-from fedkeel.models.backbone import Backbone, Inputs
+from fedkeel.methods.transformer.base import Tuned
+from fedkeel.models.backbone import Backbone
 from fedkeel.models.cache import encoded_by
 from fedkeel.models.cache import features as encode
-from fedkeel.models.dual import items, open_dual
+from fedkeel.models.dual import open_dual
 from fedkeel.models.encoders import NETWORKS, Encoder, encoder_name, open_encoder
 from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
 from fedkeel.rows.features import Features
+from fedkeel.rows.inputs import Inputs, inputs
+from fedkeel.rows.items import items
+
+UNCUT = 10**6
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Trained(Protocol):
     """What a finished model says of the rows that it was trained on."""
 
     @property
-    def method(self) -> Method: ...
+    def method(self) -> AnyMethod: ...
     @property
     def mean(self) -> Tensor | None: ...
     @property
@@ -55,17 +59,17 @@ class Trained(Protocol):
     def dim(self) -> int: ...
 
 
-def same_rows(one: Method, other: Method) -> bool:
+def same_rows(one: AnyMethod, other: AnyMethod) -> bool:
     """Whether two methods read rows in the same way."""
     return one.reads == other.reads
 
 
-def preparation(method: Method, data: Source) -> Preparation:
+def preparation(method: AnyMethod, data: Source) -> Preparation:
     """What is done to features before a head sees them: nothing where a method makes its own."""
     return data.features if method.reads == "features" else "raw"
 
 
-def open_rows(data: Source, dataset: Dataset, method: Method, watch: Watch) -> Opened:
+def open_rows(data: Source, dataset: Dataset, method: AnyMethod, watch: Watch) -> Opened:
     if method.reads == "inputs":
         return as_inputs(data, dataset, method)
     if isinstance(method, DualTuned):
@@ -74,6 +78,15 @@ def open_rows(data: Source, dataset: Dataset, method: Method, watch: Watch) -> O
     made = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
     train, test = (Features(as_rows(part)) for part in (made.train, made.test))
     return Opened(train, test, made.encoder, made.weights, made.transform)
+
+
+def tokens_of(method: AnyMethod) -> int:
+    """How many tokens of a text a method reads, or the one whose model it personalises.
+
+    A head on features was trained on all that the encoder reads, so nothing may be cut off there.
+    """
+    of: AnyMethod = getattr(method, "base", method)
+    return UNCUT if of.reads == "features" else int(getattr(of, "tokens", 128))
 
 
 def _must_be_trained(data: Source, dataset: Dataset) -> None:
@@ -85,12 +98,12 @@ def _must_be_trained(data: Source, dataset: Dataset) -> None:
         )
 
 
-def as_inputs(data: Source, dataset: Dataset, method: Method) -> Opened:
+def as_inputs(data: Source, dataset: Dataset, method: AnyMethod) -> Opened:
     """The rows themselves, for a method that encodes them in every step."""
     backbone = Backbone.of(open_encoder(data, dataset, trains=True))
     if isinstance(method, Tuned):
         backbone.must_be_transformer()
-    train, test = (backbone.inputs(part, tokens_of(method)) for part in (dataset.train, dataset.test))
+    train, test = (inputs(backbone, part, tokens_of(method)) for part in (dataset.train, dataset.test))
     return Opened(train, test, backbone.encoder, backbone.weights, backbone.transform)
 
 
@@ -112,9 +125,9 @@ def _as_items(data: Source, dataset: Dataset, method: DualTuned, watch: Watch) -
     return Opened(train, test, item.name, item.weights, item.transform)
 
 
-def prepared_inputs(inputs: Inputs, how: Preparation, mean: Tensor | None) -> Inputs:
+def prepared_inputs(rows: Inputs, how: Preparation, mean: Tensor | None) -> Inputs:
     """Inputs of which a network makes features that a head was trained on."""
-    return inputs if how == "raw" else replace(inputs, prepared=partial(prepared, how=how, mean=mean))
+    return rows if how == "raw" else replace(rows, prepared=partial(prepared, how=how, mean=mean))
 
 
 def open_new(rows: Sequence[Any] | np.ndarray, model: Trained, item: Encoder | None) -> Rows[Any]:
@@ -127,7 +140,7 @@ def open_new(rows: Sequence[Any] | np.ndarray, model: Trained, item: Encoder | N
         return Features(prepare(as_rows(features), how, model.mean))
     assert item is not None
     if not isinstance(method, DualTuned):
-        return prepared_inputs(Backbone.of(item).inputs(rows, tokens_of(method)), how, model.mean)
+        return prepared_inputs(inputs(Backbone.of(item), rows, tokens_of(method)), how, model.mean)
     module, towers = method.module, (item.name, model.settings, item.kind, model.class_names, "the model")
     dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
     arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}

@@ -10,7 +10,7 @@ import torch
 
 from fedkeel import __version__
 from fedkeel.core.atomic import write_atomically
-from fedkeel.core.method import Method, State, Task, from_settings
+from fedkeel.core.method import AnyMethod, State, Task, from_settings
 from fedkeel.core.roster import Roster
 from fedkeel.core.watch import Watch
 from fedkeel.engines.local import LocalEngine
@@ -76,10 +76,8 @@ def roster_of(exp: Experiment, federation: Federation, how: Preparation) -> Rost
 def task_of(run: Running) -> Task:
     """What the method starts from."""
     x, roster = run.simulated.engine.sites.x, run.engine.roster
-    backbone, dual = (getattr(x, name, None) for name in ("backbone", "dual"))  # of rows that are no tensor
     sizes = x.dim, roster.classes, len(roster.names)
-    able, rows = len(roster.able), int(roster.rows.sum())
-    return Task(*sizes, roster.seed, rows=rows, able=able, backbone=backbone, dual=dual)
+    return Task(*sizes, roster.seed, int(roster.rows.sum()), x.reader, len(roster.able))
 
 
 def begin(run: Running, how: Preparation) -> None:
@@ -112,7 +110,7 @@ def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[A
 
 
 def finished_model(
-    exp: Experiment, federation: Federation, method: Method, state: State, mean: torch.Tensor | None
+    exp: Experiment, federation: Federation, method: AnyMethod, state: State, mean: torch.Tensor | None
 ) -> Model:
     dataset, rows = federation.dataset, federation.rows
     how = {"encoder": rows.encoder, "weights": rows.weights, "transform": rows.transform, "kind": dataset.kind}

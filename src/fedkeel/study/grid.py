@@ -6,7 +6,6 @@ axis of any keys. All mistakes are told before the first cell runs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,35 +18,8 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS
 from fedkeel.data.ownership import IID
 from fedkeel.data.splits.base import SPLITS, Split
-from fedkeel.runs.config import Experiment, Said, build, laid, nested, value_of
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A name with settings that are not the usual ones."""
-
-    name: str
-    settings: Mapping[str, Any]
-
-    @classmethod
-    def parse(cls, text: str) -> Variant:
-        """``name`` or ``name:key=value:key=value``; values are read as --set reads them."""
-        name, *parts = (part.strip() for part in text.split(":"))
-        settings = {}
-        for part in parts:
-            key, equals, value = part.partition("=")
-            if not equals or not key.strip() or not name:
-                raise FedkeelError(f"{text!r}: expected name:key=value, e.g. ova-lp:stages=1")
-            settings[key.strip()] = value_of(value)
-        return cls(name, settings)
-
-    def __str__(self) -> str:
-        return ":".join([self.name, *_pairs(self.settings)])
-
-    @property
-    def label(self) -> str:
-        """For the name of a folder, e.g. ova-lp_stages=1."""
-        return safe_name("_".join([self.name, *_pairs(self.settings)]))
+from fedkeel.runs.config import Experiment, Said, build, laid, nested
+from fedkeel.runs.variant import Variant, pairs
 
 
 @dataclass(frozen=True)
@@ -64,7 +36,7 @@ class Cell:
     def label(self) -> str:
         """The name of its folder, e.g. ova-lp_stages=1-shard-1-seed0."""
         point = {key.rpartition(".")[2]: value for key, value in self.point.items()}
-        along = [safe_name(pair) for pair in _pairs(point)]
+        along = [safe_name(pair) for pair in pairs(point)]
         return "-".join([self.method.label, self.partition.label, *along, f"seed{self.experiment.run.seed}"])
 
 
@@ -132,7 +104,3 @@ def _experiment(base: Said, method: Variant, split: Variant, point: Mapping[str,
         sections = laid(sections, changes)
         experiment = build({}, base=sections, where=where)
     return experiment
-
-
-def _pairs(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]

@@ -17,7 +17,8 @@ from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.settings import Section
 from fedkeel.personal.strategy import STRATEGIES
 from fedkeel.runs.config import assignment, build, checked, given, laid, nested
-from fedkeel.study.grid import Cell, Variant, cells, shared
+from fedkeel.runs.variant import Variant
+from fedkeel.study.grid import Cell, cells, shared
 
 Scale = Literal["laptop", "paper"]
 SECTIONS = ("data", "shift", "partition", "method", "run", "report")

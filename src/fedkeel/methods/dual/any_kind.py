@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import create_model, field_validator
 from pydantic_core import PydanticCustomError
 
-from fedkeel.models.peft.module import MODULES, Module
+from fedkeel.methods.dual.peft.module import MODULES, Module
 
 Kinds: Any = create_model("Kinds", __base__=tuple(MODULES[name] for name in sorted(MODULES, reverse=True)))
 

@@ -16,18 +16,20 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
+from fedkeel.core.method import AnyMethod, Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import STATS, Tree, put, select, take
 from fedkeel.methods.dual import grab
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.models.dual import Dual
 from fedkeel.models.losses import softmax_rows
-from fedkeel.models.peft.module import Module
+from fedkeel.rows.items import Items
 
 PEFT, OWN = "peft.", "own."
 PART = 256
 """Rows that are predicted at once."""
 
 
-class DualTuned(Trained):
+class DualTuned(Trained[Items]):
     personal: ClassVar[bool] = True
     kind: ClassVar[type[Module]] = Module
     """Of the module that is tuned. A method has the settings of its module: it inherits from that kind."""
@@ -68,7 +70,7 @@ class DualTuned(Trained):
         return template
 
     def start(self, task: Task) -> State:
-        return State(put(PEFT, self.module.fresh(task.dual, task.seed)))
+        return State(put(PEFT, self.module.fresh(Dual.in_task(task), task.seed)))
 
     def plan(self, round: int) -> list[Phase]:
         phases = [self.phase("tune", (PEFT,), (PEFT,), cohort="all" if round == 1 else "sample")]
@@ -88,12 +90,12 @@ class DualTuned(Trained):
         known = {**grab.fresh(len(visit.counts)), **self.own_start(visit), **visit.down, **visit.mine}
         return select(known, visit.phase.trains)
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        x: Any = batch.x
+    def loss(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tensor:
+        x = batch.x
         tuned = take(OWN if visit.phase.name == "personal" else PEFT, params)
         return self.task_loss(self.module.logits(tuned, x), params, batch)
 
-    def task_loss(self, logits: Tensor, params: Tree, batch: Batch) -> Tensor:
+    def task_loss(self, logits: Tensor, params: Tree, batch: Batch[Items]) -> Tensor:
         """What a client's labels ask for: the cross-entropy, or what has the balancer's gradient."""
         if self.balance == "grab":
             return grab.balanced(logits, params, batch)
@@ -106,14 +108,14 @@ class DualTuned(Trained):
             mine |= put(OWN, take(PEFT, params))
         return sends, mine
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Items) -> Tensor:
         return torch.cat([self.branches(state.shared, mine, part)[-1] for part in x.parts(PART)])
 
-    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+    def branches(self, shared: Tree, mine: Tree, x: Items) -> tuple[Tensor, ...]:
         """The logits; of a method that adds up two branches (global, personal, sum)."""
         return (self.module.logits(take(OWN, mine) or take(PEFT, shared), x),)
 
 
-def dual_of(method: Method) -> DualTuned | None:
+def dual_of(method: AnyMethod) -> DualTuned | None:
     """The method, if it tunes a dual encoder."""
     return method if isinstance(method, DualTuned) else None

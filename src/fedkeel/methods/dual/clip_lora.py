@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from fedkeel.core.method import register
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft.lora import Lora
-from fedkeel.models.peft.module import Module
+from fedkeel.methods.dual.peft.lora import Lora
+from fedkeel.methods.dual.peft.module import Module
 
 
 @register("clip-lora", paper="LoRA in the item tower, averaged (Zanella and Ben Ayed, CVPRW 2024)")

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from fedkeel.core.method import register
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft.adapter import Adapter
-from fedkeel.models.peft.module import Module
+from fedkeel.methods.dual.peft.adapter import Adapter
+from fedkeel.methods.dual.peft.module import Module
 
 
 @register("fedclip", paper="a feature mask, averaged (Lu et al., 2023)")

@@ -23,10 +23,10 @@ from torch import Tensor
 from fedkeel.core.method import register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.jointly import Jointly
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.methods.dual.peft.prompt import CONTEXT
 from fedkeel.methods.dual.transport import Transported
-from fedkeel.models.dual import Items
-from fedkeel.models.peft.module import Module
-from fedkeel.models.peft.prompt import CONTEXT
+from fedkeel.rows.items import Items
 
 
 @register("fedotp", paper="a shared and an own prompt, matched by optimal transport (Li et al., CVPR 2024)")

@@ -15,7 +15,6 @@ first visit; with ``words`` sigma starts as these; the model without a client is
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -26,8 +25,9 @@ from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree, put, take
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.jointly import Jointly
-from fedkeel.models.dual import Items
-from fedkeel.models.peft.prompt import CONTEXT
+from fedkeel.methods.dual.peft.prompt import CONTEXT
+from fedkeel.models.dual import Dual
+from fedkeel.rows.items import Items
 
 FIRST = "first."
 """Of the server's tensors from which all clients start."""
@@ -43,7 +43,7 @@ class FedPGP(Jointly):
     """of the contrastive term"""
 
     def start(self, task: Task) -> State:
-        shapes = {"U": (self.tokens, self.rank), "V": (self.rank, task.dual.width)}
+        shapes = {"U": (self.tokens, self.rank), "V": (self.rank, Dual.in_task(task).width)}
         draws = {name: generator(task.seed, "fedpgp", name).normal(scale=0.02, size=s) for name, s in shapes.items()}
         first = {name: torch.from_numpy(draw).float() for name, draw in draws.items()}
         return replace(super().start(task), server=put(FIRST, first))
@@ -68,8 +68,8 @@ class FedPGP(Jointly):
     def both(self, shared: Tree, own: Tree, x: Items) -> Tensor:
         return x.logits(x.features, x.dual.class_features(self.prompt(shared, own)))
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        x: Any = batch.x
+    def loss(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tensor:
+        x = batch.x
         whole = {**visit.down, **params}
         common, own = take(PEFT, whole), take(OWN, whole)
         shared, personal = (x.dual.class_features(context) for context in (common[CONTEXT], self.prompt(common, own)))

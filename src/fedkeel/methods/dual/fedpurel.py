@@ -16,7 +16,7 @@ starts as a copy of the shared one.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -28,6 +28,7 @@ from fedkeel.methods.dual.alignment import Alignment, pull
 from fedkeel.methods.dual.any_kind import AnyKind
 from fedkeel.methods.dual.base import OWN, PART, PEFT, DualTuned
 from fedkeel.models.losses import softmax_rows
+from fedkeel.rows.items import Items
 
 GLOBAL = "global"
 
@@ -50,7 +51,7 @@ class FedPuReL(AnyKind, DualTuned):
         last = self.phase("residual", (OWN,), cohort="all", epochs=self.personal_epochs)
         return [shared, last] if round == self.rounds else [shared]
 
-    def once(self, x: Any, visit: Visit) -> Any:
+    def once(self, x: Items, visit: Visit) -> Items:
         """In phase 2 the shared module is frozen: its logits are computed once."""
         if visit.phase.name != "residual":
             return x
@@ -58,21 +59,21 @@ class FedPuReL(AnyKind, DualTuned):
             shared = take(PEFT, visit.down)
             return x.having(GLOBAL, torch.cat([self.module.logits(shared, part) for part in x.parts(PART)]))
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tensor:
         if visit.phase.name != "residual":
             return super().loss(params, batch, visit)
-        x: Any = batch.x
+        x = batch.x
         personal = self.module.logits(take(OWN, params), x)
         together = batch.mean(softmax_rows(x.get(GLOBAL) + personal, batch.y))
         return (1 - self.lam) * together + self.lam * self.task_loss(personal, params, batch)
 
-    def gradients(self, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def gradients(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tree:
         if visit.phase.name != "purify":
             return super().gradients(params, batch, visit)
         task, align = task_and_alignment(self, params, batch, "kl" if self.alignment == "kl" else "tkl")
         return purified(task, align, self.project)
 
-    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+    def branches(self, shared: Tree, mine: Tree, x: Items) -> tuple[Tensor, ...]:
         common, own = self.module.logits(take(PEFT, shared), x), take(OWN, mine)
         if not own:
             return (common,)
@@ -80,9 +81,9 @@ class FedPuReL(AnyKind, DualTuned):
         return common, personal, common + personal
 
 
-def task_and_alignment(method: DualTuned, params: Tree, batch: Batch, kind: Alignment) -> tuple[Tree, Tree]:
+def task_and_alignment(method: DualTuned, params: Tree, batch: Batch[Items], kind: Alignment) -> tuple[Tree, Tree]:
     """(g_task, g_align) by the shared module: one forward pass, two backward passes."""
-    x: Any = batch.x
+    x = batch.x
     tuned = {name: value for name, value in params.items() if value.requires_grad}
     logits = method.module.logits(take(PEFT, params), x)
     towards = pull(x.zero_shot, logits.detach(), kind) * batch.weight.unsqueeze(-1)

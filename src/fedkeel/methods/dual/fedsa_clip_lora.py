@@ -11,15 +11,16 @@ with "interleaved" the B of its last visit is kept.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.tree import Tree, put, select, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
-from fedkeel.models.peft.lora import Lora
-from fedkeel.models.peft.module import Module
+from fedkeel.methods.dual.peft.lora import Lora
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.rows.items import Items
 
 A, B = "A.", "B."
 
@@ -43,11 +44,11 @@ class FedSAClipLora(Lora, DualTuned):
             phases.append(self.phase("personal", own, gets=shared, cohort="all", epochs=self.personal_epochs))
         return phases
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        x: Any = batch.x
+    def loss(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tensor:
+        x = batch.x
         factors = {**take(PEFT, visit.down), **take(PEFT, params), **take(OWN, params)}
         return self.task_loss(self.module.logits(factors, x), params, batch)
 
-    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+    def branches(self, shared: Tree, mine: Tree, x: Items) -> tuple[Tensor, ...]:
         own = take(OWN, mine)
         return (self.module.logits({**take(PEFT, shared), **own}, x) if own else x.zero_shot,)

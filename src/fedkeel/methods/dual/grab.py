@@ -28,6 +28,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch
 from fedkeel.core.tree import STATS, Tree
 from fedkeel.models.losses import binary_residual, one_hot
+from fedkeel.rows.items import Items
 
 PROPORTIONAL, INTEGRAL, DERIVATIVE = 10.0, 0.01, 0.1
 CONTROL, ERROR, BEFORE = f"{STATS}grab.u", f"{STATS}grab.error", f"{STATS}grab.before"
@@ -45,7 +46,7 @@ def weight(u: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def balanced_gradient(logits: Tensor, params: Tree, batch: Batch) -> Tensor:
+def balanced_gradient(logits: Tensor, params: Tree, batch: Batch[Items]) -> Tensor:
     """g (rows, classes) with the weights as they stand; then the controllers take their step, in place."""
     u, last, before = params[CONTROL], params[ERROR], params[BEFORE]
     own = one_hot(logits, batch.y)
@@ -58,6 +59,6 @@ def balanced_gradient(logits: Tensor, params: Tree, batch: Batch) -> Tensor:
     return gradient
 
 
-def balanced(logits: Tensor, params: Tree, batch: Batch) -> Tensor:
+def balanced(logits: Tensor, params: Tree, batch: Batch[Items]) -> Tensor:
     """A number whose gradient by the logits is the balanced one. As a value it means nothing."""
     return (logits * balanced_gradient(logits, params, batch)).sum()

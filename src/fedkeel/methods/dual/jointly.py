@@ -8,16 +8,16 @@ the papers' joint training alone. Without a client's own part the model is the s
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit
 from fedkeel.core.tree import Tree, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
-from fedkeel.models.dual import Items
-from fedkeel.models.peft.module import Module
-from fedkeel.models.peft.prompt import Prompt
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.methods.dual.peft.prompt import Prompt
+from fedkeel.rows.items import Items
 
 
 class Jointly(Prompt, DualTuned):
@@ -34,11 +34,11 @@ class Jointly(Prompt, DualTuned):
         first, *last = super().plan(round)
         return [self.phase("joint", (PEFT, OWN), (PEFT,), cohort=first.cohort), *last]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
-        x: Any = batch.x
+    def loss(self, params: Tree, batch: Batch[Items], visit: Visit) -> Tensor:
+        x = batch.x
         whole = {**visit.down, **params}
         return self.task_loss(self.both(take(PEFT, whole), take(OWN, whole), x), params, batch)
 
-    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+    def branches(self, shared: Tree, mine: Tree, x: Items) -> tuple[Tensor, ...]:
         common, own = take(PEFT, shared), take(OWN, mine)
         return (self.both(common, own, x) if own else self.module.logits(common, x),)

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from fedkeel.core.method import register
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.models.peft.module import Module
-from fedkeel.models.peft.prompt import Prompt
+from fedkeel.methods.dual.peft.module import Module
+from fedkeel.methods.dual.peft.prompt import Prompt
 
 
 @register("promptfl", paper="a soft prompt, averaged (Guo et al., IEEE TMC 2023)")

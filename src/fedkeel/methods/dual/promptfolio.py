@@ -18,8 +18,8 @@ from torch import Tensor
 from fedkeel.core.method import register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.jointly import Jointly
-from fedkeel.models.dual import Items
-from fedkeel.models.peft.prompt import CONTEXT
+from fedkeel.methods.dual.peft.prompt import CONTEXT
+from fedkeel.rows.items import Items
 
 
 @register("promptfolio", paper="a shared and an own prompt, features mixed (Pan et al., NeurIPS 2024)")

@@ -25,10 +25,10 @@ from torch.nn.functional import normalize, pad
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.tree import Tree
-from fedkeel.models.dual import Items
+from fedkeel.methods.dual.peft.prompt import CONTEXT, Prompt
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.halves import cut_texts, encoding
-from fedkeel.models.peft.prompt import CONTEXT, Prompt
+from fedkeel.rows.items import Items
 
 LOCAL = "local"
 STEPS, STILL = 100, 1e-3

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.method import Phase, register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.dual.base import DualTuned
+from fedkeel.rows.items import Items
 
 
 @register("zero-shot", paper="class features of a template, nothing trained (Radford et al., CLIP, ICML 2021)")
@@ -19,5 +18,5 @@ class ZeroShot(DualTuned):
     def plan(self, round: int) -> list[Phase]:
         return []
 
-    def branches(self, shared: Tree, mine: Tree, x: Any) -> tuple[Tensor, ...]:
+    def branches(self, shared: Tree, mine: Tree, x: Items) -> tuple[Tensor, ...]:
         return (x.zero_shot,)

@@ -15,7 +15,7 @@ from fedkeel.core.tree import HEAD, Tree
 WEIGHT, BIAS = "head.weight", "head.bias"
 
 
-class LinearProbe(Trained):
+class LinearProbe(Trained[Tensor]):
     bias: bool = False
     """a bias is a feature that all rows share: under label skew it drifts as an uncentred mean does"""
 
@@ -31,11 +31,11 @@ class LinearProbe(Trained):
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", self.tuned, self.tuned)]
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The loss of each row; works on a stack of clients as well as on one."""
         raise NotImplementedError
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """d rows / d logits; works on a stack of clients as well as on one. A closed form is faster than this one."""
         gradient: Tensor = torch.func.grad(lambda z: self.rows(z, batch, visit).sum())(logits)
         return gradient
@@ -45,7 +45,7 @@ class LinearProbe(Trained):
         """Whether the gradient is that of ``rows`` by the head alone, so that ``residual`` gives it."""
         return type(self).loss is LinearProbe.loss
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return batch.mean(self.rows(logits(params, batch.x), batch, visit))
 
     def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:

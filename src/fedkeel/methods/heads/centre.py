@@ -15,7 +15,7 @@ from fedkeel.core.tree import Tree
 MEAN = "mean"
 
 
-class Centre(Method):
+class Centre(Method[Tensor]):
     """Not registered: it prepares features and has no classifier."""
 
     name = "centre"

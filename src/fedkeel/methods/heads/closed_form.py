@@ -22,7 +22,7 @@ SUMS = "sum."
 ONCE = Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epochs=0, sums=True)
 
 
-class ClosedForm(Method):
+class ClosedForm(Method[Tensor]):
     """A method adds ``init`` with empty sums in the server's tree, ``measure`` and ``head``."""
 
     rounds: int = Field(1, ge=1)

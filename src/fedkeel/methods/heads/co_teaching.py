@@ -57,7 +57,7 @@ class CoTeaching(LinearProbe):
         """R(T)."""
         return 1 - min(round / self.warmup * self.forget, self.forget)
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tensor:
         first = softmax_rows(logits(params, batch.x), batch.y)
         peer = softmax_rows(logits(peer_of(params), batch.x), batch.y)
         share = self.remembered(visit.round)
@@ -74,7 +74,7 @@ def peer_of(params: Tree) -> Tree:
     return {FIRST + name.removeprefix(PEER): value for name, value in params.items() if name.startswith(PEER)}
 
 
-def smallest(losses: Tensor, batch: Batch, share: float) -> Tensor:
+def smallest(losses: Tensor, batch: Batch[Tensor], share: float) -> Tensor:
     """Weights that average over the given share of the real rows, those with the smallest losses."""
     real = batch.weight > 0
     rank = losses.detach().where(real, torch.inf).argsort(stable=True).argsort()

@@ -36,20 +36,20 @@ class FedABC(LinearProbe):
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", self.tuned, self.tuned, draws=True)]
 
-    def keep(self, positive: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def keep(self, positive: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """1 for the entries of the loss that count, 0 for the others."""
         counts = visit.counts.unsqueeze(-2)
         negatives = (counts.sum(-1, keepdim=True) - counts).clamp(min=1)
         drawn = batch.u.unsqueeze(-1) < self.ratio * counts / negatives
         return positive + (1 - positive) * drawn
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         positive = one_hot(logits, batch.y)
         margin = (2 * positive - 1) * logits  # p = sigmoid(margin)
         entries = -(self.gamma * logsigmoid(-margin)).exp() * logsigmoid(margin)
         return (entries * self.keep(positive, batch, visit)).sum(-1)
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         positive = one_hot(logits, batch.y)
         sign = 2 * positive - 1
         p = (sign * logits).sigmoid()

@@ -11,7 +11,7 @@ dropout is off (our choices).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -45,21 +45,21 @@ class FedAvg(LinearProbe):
             return super().start(task)
         return State(fresh_network(task))
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_rows(logits, batch.y)
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_residual(logits, batch.y)
 
     @property
     def in_closed_form(self) -> bool:
         return self.tune == "head" and type(self).loss is FedAvg.loss
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tensor:
         scores = self.network.logits({**visit.down, **visit.mine, **params}, batch.x)
         return batch.mean(self.rows(scores, batch, visit))
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
         if self.tune == "head":
             return super().predict(state, mine, x)
         return self.network.predict({**state.shared, **mine}, x)

@@ -97,20 +97,20 @@ class FedCorr(LinearProbe):
             return replace(state, shared=added(state.shared, weighted(update.each, rows / rows.sum())))
         return super().merge(state, update, phase)
 
-    def labels(self, batch: Batch, visit: Visit) -> Tensor:
+    def labels(self, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The labels of the rows as corrected so far."""
         judged = logits_of(take(JUDGE, visit.mine), batch.x)
         sure, guess = judged.softmax(-1).max(-1)
         doubtful = softmax_rows(judged, batch.y) > visit.mine[ABOVE].unsqueeze(-1)
         return torch.where((sure > self.confidence) & doubtful & (visit.told[NOISY].unsqueeze(-1) > 0), guess, batch.y)
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_rows(logits, self.labels(batch, visit))
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_residual(logits, self.labels(batch, visit))
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
         """Adds the gradient of the proximal term, beta mu (w - w_G) / ||w - w_G||; 0 at w_G."""
         if visit.phase.name != "pre-process":
             return grads

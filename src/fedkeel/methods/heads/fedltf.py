@@ -58,7 +58,7 @@ class FedLTF(LinearProbe):
         state = super().merge(state, update, phase)
         return replace(state, server=teacher_of(state)) if phase.name == "probe" else state
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         ce = softmax_rows(logits, batch.y)
         if visit.phase.name == "probe":
             return ce

@@ -98,17 +98,17 @@ class FedNoRo(LinearProbe):
         s = min(1.0, max(0.0, (visit.round - first) / (last - first)))
         return self.distil * math.exp(-5 * (1 - s) ** 2) * visit.told[NOISY].unsqueeze(-1)
 
-    def teacher(self, batch: Batch, visit: Visit) -> Tensor:
+    def teacher(self, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The teacher's probabilities; 0 for classes the client lacks."""
         return (logits_of(visit.down, batch.x) / self.temperature).softmax(-1) * (visit.counts > 0).unsqueeze(-2)
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         adjusted = logits + prior(visit)
         t, w = self.teacher(batch, visit), self.teacher_weight(visit)
         log_p = adjusted.log_softmax(-1).clamp_min(-1e30)  # 0 times -inf would be NaN
         return (1 - w) * softmax_rows(adjusted, batch.y) + w * (torch.xlogy(t, t) - t * log_p).sum(-1)
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         p = (logits + prior(visit)).softmax(-1)
         t, w = self.teacher(batch, visit), self.teacher_weight(visit).unsqueeze(-1)
         return (1 - w) * (p - one_hot(p, batch.y)) + w * (p * t.sum(-1, keepdim=True) - t)

@@ -39,10 +39,10 @@ class FedOVA(LinearProbe):
     def owned(self, visit: Visit) -> Tensor:
         return (visit.counts > 0).to(visit.counts.dtype)
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_rows(logits, batch.y, self.owned(visit).unsqueeze(-2))
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_residual(logits, batch.y, self.owned(visit).unsqueeze(-2))
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:

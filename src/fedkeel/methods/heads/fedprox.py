@@ -11,6 +11,7 @@ Our choices: F_k is the cross-entropy of a softmax head (fedavg), mu = 0.01, hea
 from __future__ import annotations
 
 from pydantic import Field
+from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit, register
 from fedkeel.core.tree import Tree
@@ -22,5 +23,5 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0)
     """strength of the pull; 0 = fedavg"""
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
         return {name: grad + self.mu * (params[name] - visit.down[name]) for name, grad in grads.items()}

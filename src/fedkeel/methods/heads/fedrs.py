@@ -26,9 +26,9 @@ class FedRS(LinearProbe):
         held = (visit.counts > 0).to(visit.counts.dtype).unsqueeze(-2)
         return held + self.alpha * (1 - held)
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_rows(self.scales(visit) * logits, batch.y)
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         scales = self.scales(visit)
         return scales * softmax_residual(scales * logits, batch.y)

@@ -117,7 +117,7 @@ class OvaLP(LinearProbe):
     def shifted(self, logits: Tensor) -> Tensor:
         return logits - math.log(logits.shape[-1] - 1) if self.init == "ridge" else logits
 
-    def keep(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def keep(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """1 for the entries of the loss that count, 0 for the others."""
         positive = one_hot(logits, batch.y)
         if visit.phase.name == "stage-1":
@@ -127,10 +127,10 @@ class OvaLP(LinearProbe):
             return 1.0 - positive * dropped
         return positive.fill_(1.0)
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_rows(self.shifted(logits), batch.y, self.keep(logits, batch, visit))
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_residual(self.shifted(logits), batch.y, self.keep(logits, batch, visit))
 
     def scores(self, logits: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Scaffold(FedAvg):
         both = (*self.tuned, "c.")
         return [self.phase("train", self.tuned, both, gets=both, uniform=both)]
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:
         return {name: grad - visit.mine[f"c_i.{name}"] + visit.down[f"c.{name}"] for name, grad in grads.items()}
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:

@@ -29,10 +29,10 @@ class SymmetricCE(LinearProbe):
     beta: float = Field(1.0, ge=0)
     """weight of the reverse cross-entropy"""
 
-    def rows(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         ce = softmax_rows(logits, batch.y)
         return self.alpha * ce - LOG_OF_ZERO * self.beta * (1 - (-ce).exp())
 
-    def residual(self, logits: Tensor, batch: Batch, visit: Visit) -> Tensor:
+    def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         believed = (-softmax_rows(logits, batch.y)).exp().unsqueeze(-1)
         return (self.alpha - LOG_OF_ZERO * self.beta * believed) * softmax_residual(logits, batch.y)

@@ -9,7 +9,7 @@ SGD; what is averaged is averaged by rows.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,13 +18,14 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import BODY, NETWORK, NORM, STATS, Tree, take
 from fedkeel.methods.network import WHOLE, NetworkModel, fresh_network
+from fedkeel.rows.inputs import Inputs
 
 OWN = "own."
 """Where a client keeps its own version of a tensor that is also shared."""
 ENCODER = (BODY, NORM, STATS)
 
 
-class Network(Trained):
+class Network(Trained[Tensor | Inputs]):
     personal: ClassVar[bool] = True
     network: ClassVar[NetworkModel] = WHOLE
 
@@ -45,10 +46,10 @@ class Network(Trained):
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", NETWORK, NETWORK)]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         return self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch)
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Tensor | Inputs) -> Tensor:
         return self.network.predict({**state.down, **mine, **take(OWN, mine)}, x)
 
 
@@ -57,7 +58,7 @@ def copied(tree: Tree) -> Tree:
     return {name: value.clone() for name, value in tree.items()}
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
+def halves(batch: Batch[Tensor | Inputs]) -> tuple[Batch[Tensor | Inputs], Batch[Tensor | Inputs]]:
     """Two batches of disjoint rows; a single row has to be in both."""
     rows = len(batch.y)
     if rows == 1:
@@ -65,6 +66,6 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     return part_of(batch, slice(rows // 2)), part_of(batch, slice(rows // 2, rows))
 
 
-def part_of(batch: Batch, which: slice) -> Batch:
+def part_of(batch: Batch[Tensor | Inputs], which: slice) -> Batch[Tensor | Inputs]:
     y = batch.y[which]
     return Batch(batch.x[which], y, torch.full((len(y),), 1.0 / len(y)), batch.u[which])

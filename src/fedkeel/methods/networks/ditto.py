@@ -18,6 +18,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.tree import NETWORK, Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network, copied
+from fedkeel.rows.inputs import Inputs
 
 PERSONAL = "personal"
 
@@ -37,7 +38,7 @@ class Ditto(Network):
     def begin(self, visit: Visit) -> Tree:
         return take(OWN, visit.mine) if visit.phase.name == PERSONAL else super().begin(visit)
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tree:
         if visit.phase.name != PERSONAL:
             return grads
         return {name: grad + self.lam * (params[name] - visit.down[name]) for name, grad in grads.items()}

@@ -16,6 +16,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Phase, State, Task, register
 from fedkeel.core.tree import BODY, HEAD, NETWORK, NORM, STATS, Tree, select
 from fedkeel.methods.networks.base import Network, copied
+from fedkeel.models.backbone import Backbone
 
 SHARED = (HEAD, BODY)
 
@@ -29,7 +30,7 @@ class FedBN(Network):
         norms = select(whole, (NORM, STATS))
         if not norms:
             raise FedkeelError(
-                f"fedbn keeps batch norms with the clients and encoder {task.backbone.encoder} has none: "
+                f"fedbn keeps batch norms with the clients and encoder {Backbone.in_task(task).encoder} has none: "
                 "set data.encoder to cnn or resnet18-small, or take another method"
             )
         return State(select(whole, SHARED), norms)

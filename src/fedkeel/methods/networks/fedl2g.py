@@ -31,6 +31,7 @@ from fedkeel.core.rng import generator
 from fedkeel.core.tree import NETWORK, Tree, learnt, select
 from fedkeel.methods.networks.base import Network, copied, halves
 from fedkeel.models.losses import softmax_rows
+from fedkeel.rows.inputs import Inputs
 
 GUIDE = "guide.logits"
 GUIDES = ("guide.",)
@@ -71,7 +72,7 @@ class FedL2G(Network):
             return [guide]
         return [self.phase("train", NETWORK, gets=GUIDES), replace(guide, cohort="same")]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         if GUIDE not in params:
             return self.guided(params, visit.down[GUIDE], batch)
         study, quiz = halves(batch)
@@ -82,7 +83,7 @@ class FedL2G(Network):
         after = {name: w - self.inner_lr * grad for (name, w), grad in zip(theta.items(), grads, strict=True)}
         return self.network.cross_entropy({**whole, **after}, quiz)
 
-    def guided(self, tree: Tree, guide: Tensor, batch: Batch) -> Tensor:
+    def guided(self, tree: Tree, guide: Tensor, batch: Batch[Tensor | Inputs]) -> Tensor:
         """L(theta; G) on one batch."""
         logits = self.network.logits(tree, batch.x)
         return batch.mean(softmax_rows(logits, batch.y) + (logits - guide[batch.y]).square().mean(1))

@@ -12,13 +12,15 @@ which doubles the bytes of a protocol that keeps it in between.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Task, Visit, register
 from fedkeel.core.tree import HEAD, Tree, select
 from fedkeel.methods.networks.base import ENCODER, Network, copied
+from fedkeel.rows.inputs import Inputs
 
 
 @register("fedrep", paper="a shared encoder under personal heads (Collins et al., ICML 2021)")
@@ -43,5 +45,5 @@ class FedRep(Network):
         head = self.phase("head", (HEAD,), gets=ENCODER, epochs=self.head_epochs)
         return [head, self.phase("encoder", ENCODER, ENCODER, gets=ENCODER, cohort="same")]
 
-    def once(self, x: Any, visit: Visit) -> Any:
+    def once(self, x: Tensor | Inputs, visit: Visit) -> Tensor | Inputs:
         return self.network.encoded(visit.down, x) if visit.phase.trains == (HEAD,) else x

@@ -14,8 +14,6 @@ takes A; one that was not visited since the trigger predicts with the global mod
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -23,6 +21,7 @@ from torch import Tensor
 from fedkeel.core.method import Phase, State, Visit, register
 from fedkeel.core.tree import NETWORK, Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network
+from fedkeel.rows.inputs import Inputs
 
 LOCAL, POOL, COUNT = "local.", "pool.", "count"
 """l from training to choosing, p and m, all private."""
@@ -43,7 +42,7 @@ class FedSoup(Network):
             return super().end(params, steps, visit)
         return {}, {**visit.mine, **put(LOCAL, params)}
 
-    def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+    def measure(self, x: Tensor | Inputs, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         local, latest = take(LOCAL, visit.mine), visit.down
         count = float(visit.mine[COUNT]) if COUNT in visit.mine else 0.0
         pool = take(POOL, visit.mine) or latest  # of an empty pool nothing counts
@@ -55,7 +54,7 @@ class FedSoup(Network):
         kept = {**put(POOL, pool), COUNT: torch.tensor([count])} if count else {}
         return sends, {**put(OWN, model), **kept}
 
-    def hits(self, model: Tree, x: Any, y: Tensor) -> int:
+    def hits(self, model: Tree, x: Tensor | Inputs, y: Tensor) -> int:
         if not len(y):
             return 0
         with torch.no_grad():

@@ -21,6 +21,7 @@ from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.optim import SGD
 from fedkeel.core.tree import NETWORK, Tree, learnt, put
 from fedkeel.methods.networks.base import OWN, Network, halves
+from fedkeel.rows.inputs import Inputs
 
 ADAPT = "adapt"
 
@@ -39,7 +40,7 @@ class PerFedAvg(Network):
         adapt = self.phase(ADAPT, NETWORK, cohort="all", epochs=self.adapt_epochs, optim=SGD(self.alpha))
         return [*train, adapt]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         """In training L_B2(w'), whose gradient with respect to w is the first-order one."""
         if visit.phase.name == ADAPT:
             return self.network.cross_entropy(params, batch)

@@ -19,7 +19,7 @@ code adds 1, and 1e-4 to every entry); the global model has equal priors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT
 from fedkeel.methods.networks.base import ENCODER, Network
+from fedkeel.models.backbone import Backbone
+from fedkeel.rows.inputs import Inputs
 
 GAUSS, MEANS, COVARIANCE = "gauss.", "gauss.means", "gauss.covariance"
 
@@ -49,17 +51,17 @@ class PFedFDA(Network):
 
     def start(self, task: Task) -> State:
         means = torch.from_numpy(generator(task.seed, "means").random((task.classes, task.dim))).float()
-        return State({**task.backbone.tree(task.seed), MEANS: means, COVARIANCE: torch.eye(task.dim)})
+        return State({**Backbone.in_task(task).tree(task.seed), MEANS: means, COVARIANCE: torch.eye(task.dim)})
 
     def plan(self, round: int) -> list[Phase]:
         estimate = Phase("estimate", sends=(GAUSS,), cohort="same", epochs=0)
         fit = replace(estimate, name="fit", sends=(), cohort="all")
         return [self.phase("train", ENCODER, ENCODER), estimate, *([fit] if round == self.rounds else [])]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         return self.network.cross_entropy({**params, **head(shared_in(visit.down), self.priors(visit.counts))}, batch)
 
-    def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+    def measure(self, x: Tensor | Inputs, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         features, theirs = self.network.encoded(visit.down, x).double(), shared_in(visit.down)
         priors = self.priors(visit.counts)
         own = between(theirs, self.estimate(features, y, theirs), self.beta(features, y, theirs, priors))
@@ -101,7 +103,7 @@ class PFedFDA(Network):
         found = minimize(loss, np.full(2, 0.5), jac=True, method="L-BFGS-B", bounds=unit, options=few)
         return torch.from_numpy(found.x)
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Tensor | Inputs) -> Tensor:
         theirs = shared_in(state.shared)
         equal = torch.full((len(theirs.means),), 1 / len(theirs.means)).double()
         return super().predict(state, mine or head(theirs, equal), x)

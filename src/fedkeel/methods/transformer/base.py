@@ -14,15 +14,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedkeel.core.method import Batch, Method, Phase, State, Task, Trained, Visit
+from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
 from fedkeel.core.tree import Tree
 from fedkeel.methods.heads.base import logits, no_head
 from fedkeel.methods.network import NetworkModel
+from fedkeel.rows.inputs import Inputs
 
-UNCUT = 10**6
 
-
-class Tuned(Trained):
+class Tuned(Trained[Inputs]):
     batch: int = Field(32, ge=1)
     epochs: int = Field(1, ge=1)
     lr: float = Field(1e-3, gt=0)
@@ -41,7 +40,7 @@ class Tuned(Trained):
         """The method's own parameters at the start."""
         raise NotImplementedError
 
-    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+    def adapted(self, params: Tree, x: Inputs) -> Mapping[str, Any]:
         """What the parameters do to the network: arguments of ``Inputs.features``."""
         raise NotImplementedError
 
@@ -51,24 +50,15 @@ class Tuned(Trained):
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", ("",), ("",))]
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Inputs], visit: Visit) -> Tensor:
         return self.network.cross_entropy({**visit.down, **visit.mine, **params}, batch)
 
-    def features(self, params: Tree, x: Any) -> Tensor:
+    def features(self, params: Tree, x: Inputs) -> Tensor:
         features: Tensor = x.features(**self.adapted(params, x))
         return features
 
-    def predict(self, state: State, mine: Tree, x: Any) -> Tensor:
+    def predict(self, state: State, mine: Tree, x: Inputs) -> Tensor:
         return self.network.predict({**state.shared, **mine}, x)
-
-
-def tokens_of(method: Method) -> int:
-    """How many tokens of a text a method reads, or the one whose model it personalises.
-
-    A head on features was trained on all that the encoder reads, so nothing may be cut off there.
-    """
-    of: Method = getattr(method, "base", method)
-    return UNCUT if of.reads == "features" else int(getattr(of, "tokens", 128))
 
 
 def head_logits(params: Tree, features: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from fedkeel.core.method import Phase, State, Task, register
 from fedkeel.core.tree import Tree, select
 from fedkeel.methods.transformer.lora import Lora
+from fedkeel.rows.inputs import Inputs
 
 
 @register("fedsa-lora", paper="LoRA with shared A and personal B (Guo et al., ICLR 2025)")
@@ -33,6 +34,6 @@ class FedSALora(Lora):
     def plan(self, round: int) -> list[Phase]:
         return [self.phase("train", ("A.", "B.", "head."), ("A.", "head."))]
 
-    def features(self, params: Tree, x: object) -> torch.Tensor:
+    def features(self, params: Tree, x: Inputs) -> torch.Tensor:
         nobody_s = {f"B.{name[2:]}": a.new_zeros(a.shape[1], self.rank) for name, a in select(params, ("A.",)).items()}
         return super().features({**nobody_s, **params}, x)

@@ -25,7 +25,9 @@ from torch.nn.functional import gelu
 from fedkeel.core.method import Batch, Task, Visit, register
 from fedkeel.core.tree import Tree
 from fedkeel.methods.transformer.base import Tuned
+from fedkeel.models.backbone import Backbone
 from fedkeel.models.lora import gaussian
+from fedkeel.rows.inputs import Inputs
 
 
 @register("fft-moe", paper="experts and a router in every block (Hu et al., arXiv 2508.18663)")
@@ -42,8 +44,8 @@ class FFTMoE(Tuned):
     weight_decay: float = Field(1e-2, ge=0)
 
     def adapters(self, task: Task) -> Tree:
-        tree, width = {}, task.backbone.width
-        for block in range(len(task.backbone.mlps)):
+        tree, width = {}, Backbone.in_task(task).width
+        for block in range(len(Backbone.in_task(task).mlps)):
             key = task.seed, "moe", block
             tree[f"moe.{block:02d}.router"] = gaussian(self.experts, width, *key, "router")
             down = gaussian(self.experts * self.rank, width, *key, "down")
@@ -51,7 +53,7 @@ class FFTMoE(Tuned):
             tree[f"moe.{block:02d}.up"] = torch.zeros(self.experts, width, self.rank)
         return tree
 
-    def adapted(self, params: Tree, x: Any, loads: list[Tensor] | None = None) -> Mapping[str, Any]:
+    def adapted(self, params: Tree, x: Inputs, loads: list[Tensor] | None = None) -> Mapping[str, Any]:
         seen = [] if loads is None else loads
         return {"added": [self.mixture(params, block, seen) for block in range(len(x.backbone.mlps))]}
 
@@ -69,7 +71,7 @@ class FFTMoE(Tuned):
 
         return add
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Inputs], visit: Visit) -> Tensor:
         loads: list[Tensor] = []
         network = replace(self.network, features=lambda tree, x: x.features(**self.adapted(tree, x, loads)))
         whole = {**visit.down, **visit.mine, **params}

@@ -19,6 +19,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import Tree, select
 from fedkeel.methods.transformer.lora import MERGED, Lora
+from fedkeel.models.backbone import Backbone
 from fedkeel.models.lora import gaussian
 
 RANK, SEED = "told.rank", "seed"
@@ -39,8 +40,8 @@ class Flora(Lora):
     def start(self, task: Task) -> State:
         state, ranks = super().start(task), self.ranks or (self.rank,)
         merged = {
-            f"{MERGED}{index:02d}": torch.zeros_like(task.backbone.weight(name))
-            for index, name in enumerate(task.backbone.attention)
+            f"{MERGED}{index:02d}": torch.zeros_like(Backbone.in_task(task).weight(name))
+            for index, name in enumerate(Backbone.in_task(task).attention)
         }
         told = {RANK: torch.tensor([float(ranks[k % len(ranks)]) for k in range(task.clients)])}
         server = {SEED: torch.tensor([task.seed])} if task.seed else {}

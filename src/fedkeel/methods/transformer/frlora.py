@@ -15,6 +15,7 @@ from pydantic import Field
 from fedkeel.core.method import Phase, State, Task, Update, added, register
 from fedkeel.core.tree import select
 from fedkeel.methods.transformer.lora import MERGED, Lora
+from fedkeel.models.backbone import Backbone
 
 
 @register("frlora", paper="LoRA from principal directions, residuals merged (Yan et al., ICLR 2025)")
@@ -24,8 +25,8 @@ class FRLora(Lora):
 
     def start(self, task: Task) -> State:
         shared = super().start(task).shared
-        for index, name in enumerate(task.backbone.attention):
-            u, s, vt = torch.linalg.svd(task.backbone.weight(name).double(), full_matrices=False)
+        for index, name in enumerate(Backbone.in_task(task).attention):
+            u, s, vt = torch.linalg.svd(Backbone.in_task(task).weight(name).double(), full_matrices=False)
             root = (s[: self.rank] / self.scale).sqrt()
             a, b = (root.unsqueeze(1) * vt[: self.rank]).float(), (u[:, : self.rank] * root).float()
             shared |= {f"A.{index:02d}": a, f"B.{index:02d}": b, f"{MERGED}{index:02d}": -self.scale * b @ a}

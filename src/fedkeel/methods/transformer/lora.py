@@ -17,7 +17,9 @@ from pydantic import Field
 from fedkeel.core.method import Task, added, register
 from fedkeel.core.tree import Tree, take
 from fedkeel.methods.transformer.base import Tuned
+from fedkeel.models.backbone import Backbone
 from fedkeel.models.lora import in_attention, weights
+from fedkeel.rows.inputs import Inputs
 
 MERGED = "merged."
 """Of what is merged into an adapted weight, by number."""
@@ -34,9 +36,9 @@ class Lora(Tuned):
         return self.alpha / self.rank
 
     def adapters(self, task: Task) -> Tree:
-        return in_attention(task.backbone, self.rank, task.seed, "lora")
+        return in_attention(Backbone.in_task(task), self.rank, task.seed, "lora")
 
-    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+    def adapted(self, params: Tree, x: Inputs) -> Mapping[str, Any]:
         """W_0 + scale B A, plus what earlier rounds have merged into the weight, where a method merges."""
         found = weights(x.backbone, params, self.scale)
         merged = take(MERGED, params)

@@ -26,6 +26,8 @@ from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.methods.transformer.prompt_matching import match
+from fedkeel.models.backbone import Backbone
+from fedkeel.rows.inputs import Inputs
 
 PROMPTS = "prompts"
 
@@ -45,10 +47,10 @@ class PFPT(Tuned):
         return replace(usual, beta2=0.98, eps=1e-6) if isinstance(usual, AdamW) else usual
 
     def adapters(self, task: Task) -> Tree:
-        drawn = generator(task.seed, "prompts").normal(scale=0.02, size=(self.prompts, task.backbone.width))
+        drawn = generator(task.seed, "prompts").normal(scale=0.02, size=(self.prompts, Backbone.in_task(task).width))
         return {PROMPTS: torch.from_numpy(drawn).float()}
 
-    def adapted(self, params: Tree, x: Any) -> Mapping[str, Any]:
+    def adapted(self, params: Tree, x: Inputs) -> Mapping[str, Any]:
         return {"prompts": params[PROMPTS]}
 
     def plan(self, round: int) -> list[Phase]:

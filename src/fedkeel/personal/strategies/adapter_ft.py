@@ -7,8 +7,6 @@ with W_up = 0 at the start. Width and place are not given: one adapter after eac
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +17,7 @@ from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.models.lora import gaussian
 from fedkeel.personal.strategies.lora_ft import Adapted
 from fedkeel.personal.strategy import register
+from fedkeel.rows.inputs import Inputs
 
 
 @register("adapter-ft", paper="a personal bottleneck after every MLP, and the head (Houlsby et al., ICML 2019)")
@@ -34,7 +33,7 @@ class AdapterFT(Adapted):
             found[f"adapter.up.{index:02d}"] = torch.zeros(backbone.width, self.width)
         return found
 
-    def features(self, tree: Tree, x: Any) -> Tensor:
+    def features(self, tree: Tree, x: Inputs) -> Tensor:
         def bottleneck(index: int, hidden: Tensor) -> Tensor:
             return gelu(hidden @ tree[f"adapter.down.{index:02d}"].mT) @ tree[f"adapter.up.{index:02d}"].mT
 

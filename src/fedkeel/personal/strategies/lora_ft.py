@@ -6,18 +6,19 @@ Rank and place are not given: rank 8, alpha 16, query and value weights are our 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.method import Method, Phase
+from fedkeel.core.method import AnyMethod, Phase
 from fedkeel.core.tree import HEAD, Tree, put, take
 from fedkeel.methods.network import model_of
 from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.models.lora import in_attention, weights
 from fedkeel.personal.strategy import Strategy, register
+from fedkeel.rows.inputs import Inputs
 
 
 class Adapted(Strategy):
@@ -25,7 +26,7 @@ class Adapted(Strategy):
 
     prefix: ClassVar[str] = "adapter."
 
-    def on(self, run: Method) -> Strategy:
+    def on(self, run: AnyMethod) -> Strategy:
         if model_of(run).adapters:
             raise FedkeelError(f"{self.name} adds adapters to a network, but {run.name} has some: use ft or lp-ft")
         return super().on(run)
@@ -44,7 +45,7 @@ class LoraFT(Adapted):
         backbone.must_be_transformer()
         return put(self.prefix, in_attention(backbone, self.rank, seed, "lora-ft"))
 
-    def features(self, tree: Tree, x: Any) -> Tensor:
+    def features(self, tree: Tree, x: Inputs) -> Tensor:
         now = network_weights(tree)
         adapted = weights(x.backbone, take(self.prefix, tree), self.alpha / self.rank, now)
         features: Tensor = x.features(weights={**now, **adapted})

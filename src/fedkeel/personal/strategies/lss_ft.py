@@ -24,6 +24,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, Visit
 from fedkeel.core.tree import STATS, Tree, learnt, put, select, take
 from fedkeel.personal.strategy import Strategy, register
+from fedkeel.rows.inputs import Inputs
 
 MIXTURES = 2
 
@@ -46,7 +47,7 @@ class LssFT(Strategy):
         before = models_of(visit)
         return mean(before) if before else select(visit.down, visit.phase.trains)
 
-    def loss(self, params: Tree, batch: Batch, visit: Visit) -> Tensor:
+    def loss(self, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tensor:
         before, start = models_of(visit), self.begin(visit)
         near = self.affinity * squared_distance(params, start)
         if not before:

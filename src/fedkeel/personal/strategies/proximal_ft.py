@@ -8,10 +8,12 @@ Whether the paper has the half is not said: it is our choice, FedProx has it. St
 from __future__ import annotations
 
 from pydantic import Field
+from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit
 from fedkeel.core.tree import Tree
 from fedkeel.personal.strategy import Strategy, register
+from fedkeel.rows.inputs import Inputs
 
 
 @register("proximal-ft", paper="full fine-tuning held near the global model (Li et al., MLSys 2020)")
@@ -19,5 +21,5 @@ class ProximalFT(Strategy):
     mu: float = Field(0.01, ge=0)
     """strength of the pull; 0 = ft"""
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tree:
         return {name: grad + self.mu * (params[name] - visit.down[name]) for name, grad in grads.items()}

@@ -10,8 +10,6 @@ The paper's "regularization coefficient 0.001" has no counterpart: nothing says 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -20,6 +18,7 @@ from torch import Tensor
 from fedkeel.core.method import Batch, Phase, Visit
 from fedkeel.core.tree import Tree, learnt, put, select
 from fedkeel.personal.strategy import Strategy, register
+from fedkeel.rows.inputs import Inputs
 
 MASK = "mask."
 
@@ -39,14 +38,14 @@ class SparseFT(Strategy):
     def plan(self, round: int) -> list[Phase]:
         return [Phase("score", cohort="all", epochs=0), *super().plan(round)]
 
-    def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
+    def measure(self, x: Tensor | Inputs, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         scores = self.scores_of(visit.down, x, y)
         flat = torch.cat([score.flatten() for score in scores.values()])
         stays = int(self.sparsity * flat.numel())
         threshold = flat.kthvalue(stays).values if stays else flat.new_tensor(-1.0)
         return {}, put(MASK, {name: (score > threshold).float() for name, score in scores.items()})
 
-    def scores_of(self, tree: Tree, x: Any, y: Tensor) -> Tree:
+    def scores_of(self, tree: Tree, x: Tensor | Inputs, y: Tensor) -> Tree:
         """|g w| of every weight with at least two dimensions."""
         assert self.batch is not None
         weights = {
@@ -64,6 +63,6 @@ class SparseFT(Strategy):
             for name, value in weights.items()
         }
 
-    def adjust(self, grads: Tree, params: Tree, batch: Batch, visit: Visit) -> Tree:
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Tensor | Inputs], visit: Visit) -> Tree:
         masks = visit.mine
         return {name: grad * masks[MASK + name] if MASK + name in masks else grad for name, grad in grads.items()}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.method import Method, State
+from fedkeel.core.method import AnyMethod, State
 from fedkeel.core.registry import Registry
 from fedkeel.core.watch import Watch
 from fedkeel.engines.base import Engine
@@ -52,7 +52,7 @@ class Simulation:
     def validation_rows(self) -> Tensor:
         return torch.from_numpy(self.federation.manifest.validation.rows)
 
-    def tested(self, method: Method, state: State) -> Evaluation:
+    def tested(self, method: AnyMethod, state: State) -> Evaluation:
         """The global model on all test rows; the same one is not tested twice."""
         if self._latest and self._latest[0][0] is state:
             return self._latest[0][1]
@@ -66,7 +66,7 @@ class Running:
     """A run as its observers see it."""
 
     experiment: Experiment
-    method: Method
+    method: AnyMethod
     engine: Engine
     log: Log
     checkpoints: Checkpoints

@@ -12,8 +12,9 @@ from torch.nn.functional import linear, normalize
 
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.models.dual import Dual, Items
-from fedkeel.models.peft.module import Module, module
+from fedkeel.methods.dual.peft.module import Module, module
+from fedkeel.models.dual import Dual
+from fedkeel.rows.items import Items
 
 
 @module("adapter")

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedkeel.core.registry import Registry
 from fedkeel.core.tree import Tree
-from fedkeel.models.dual import Dual, Items
+from fedkeel.models.dual import Dual
 from fedkeel.models.encoders import Encoder
+from fedkeel.rows.items import Items
 
 
 class Module(BaseModel):
@@ -41,7 +42,7 @@ class Module(BaseModel):
         raise NotImplementedError
 
 
-MODULES: Registry[Module] = Registry("module", "fedkeel.models.peft")
+MODULES: Registry[Module] = Registry("module", "fedkeel.methods.dual.peft")
 
 
 def module(name: str) -> Callable[[type[Module]], type[Module]]:

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree
-from fedkeel.models.dual import Dual, Items
-from fedkeel.models.peft.module import Module, module
+from fedkeel.methods.dual.peft.module import Module, module
+from fedkeel.models.dual import Dual
+from fedkeel.rows.items import Items
 
 CONTEXT = "context"
 

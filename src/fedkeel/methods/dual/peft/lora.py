@@ -19,12 +19,13 @@ from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.tree import Tree
-from fedkeel.models.dual import Dual, Items
+from fedkeel.methods.dual.peft.module import Module, module
+from fedkeel.models.dual import Dual
 from fedkeel.models.encoders import Encoder
 from fedkeel.models.halves import UpperHalf, lower_half, whole_tower
 from fedkeel.models.layers import KEY, QUERY, VALUE, Tower, adding
 from fedkeel.models.lora import Shape, beside, factors, uniform
-from fedkeel.models.peft.module import Module, module
+from fedkeel.rows.items import Items
 
 BELOW = "below"
 
