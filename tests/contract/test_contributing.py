@@ -105,6 +105,8 @@ def test_there_is_a_short_example_of_every_kind() -> None:
     assert text.count("```python") == len(EXAMPLES), "every example says which file it is"
     for path, example in EXAMPLES.items():
         assert len(example.splitlines()) <= LONGEST, path
+        assert max(map(len, example.splitlines())) <= 120, path
+        assert "from fedkeel import" not in example, "inside of the package names come from their homes"
         assert f"`src/fedkeel/{kind_of(path).folder}/`" in text, "the folder is named"
         assert (ROOT / "src/fedkeel" / path).parent.is_dir()
         assert not (ROOT / "src/fedkeel" / path).exists()
