@@ -25,9 +25,9 @@ from fedkeel.core.tree import Tree
 from fedkeel.data.loading import load
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.sources.base import Source
-from fedkeel.engines.alone import as_batch, step
-from fedkeel.engines.base import Clients
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.site import as_batch
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.dual.fedpurel import FedPuReL
 from fedkeel.methods.dual.promptfl import PromptFL
@@ -66,7 +66,12 @@ def timed(method: DualTuned, x: Items, y: torch.Tensor) -> float:
     optimizer = phase.optim.torch(list(params.values()))
     batch = as_batch(x, y, np.arange(BATCH), np.empty(0, dtype=np.float32))
     started = perf_counter()
-    step(method, params, optimizer, batch, Visit(state.shared, {}, phase))
+    visit = Visit(state.shared, {}, phase)
+    grads = method.gradients(params, batch, visit)
+    detached = {name: params[name].detach() for name in grads}
+    for name, grad in method.adjust(grads, detached, batch, visit).items():
+        params[name].grad = grad
+    optimizer.step()
     return perf_counter() - started
 
 
@@ -93,11 +98,10 @@ def one_round_alone(federation: int) -> float:
     x, y = rows_of(len(data.train_labels))
     owned = Ownership.of_owners(np.arange(len(y)) % federation, federation)
     names = [f"client-{k:04d}" for k in range(federation)]
-    anything: Any = x
-    clients = Clients(names, anything, y, owned, 0, len(data.class_names))
+    sites = Sites(names, x, y, owned, 0, len(data.class_names))
     method = FedPuReL(words=WORDS, rounds=9, batch=2, schedule="interleaved")
     state = method.start(Task(x.dual.dim, len(data.class_names), federation, 0, reader=x.dual))
-    engine, cohort = LocalEngine(replace(clients, owned=_few_rows(owned))), list(range(COHORT))
+    engine, cohort = LocalEngine(replace(sites, owned=_few_rows(owned))), list(range(COHORT))
     engine.exchange(method, state, method.plan(2)[0], 1, cohort)  # loads the towers of the other threads
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory_mb()

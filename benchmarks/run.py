@@ -37,21 +37,21 @@ def machine_limit(seconds: float = 1.0) -> float:
 
 
 def measure(work: Workload) -> dict[str, float | str]:
-    clients, x_test, y_test = work.federation()
-    method, engine = work.method, LocalEngine(clients)
+    sites, x_test, y_test = work.federation()
+    method, engine = work.method, LocalEngine(sites)
     start = method.start(work.task)
     ours = theirs = start
     fast, plain = [], []
     for round in range(1, REPEATS + 1):  # taken in turns, so that a busy neighbour slows down both
         started = perf_counter()
         phase = method.plan(round)[0]
-        exchange = engine.exchange(method, ours, phase, round, choose(clients, method, phase, round, []))
+        exchange = engine.exchange(method, ours, phase, round, choose(engine.roster, method, phase, round, []))
         assert exchange.update is not None
         ours = method.merge(ours, exchange.update, phase)
         accuracy(method, ours, x_test, y_test)
         fast.append(perf_counter() - started)
         started = perf_counter()
-        theirs = plain_round(method, theirs, round, clients)
+        theirs = plain_round(method, theirs, round, sites)
         accuracy(method, theirs, x_test, y_test)
         plain.append(perf_counter() - started)
     apart = difference(ours, theirs)
@@ -82,12 +82,12 @@ def memory_beyond_data(name: str) -> float:
 
 
 def one_round_alone(work: Workload) -> float:
-    clients, x_test, y_test = work.federation()
-    method = work.method
+    sites, x_test, y_test = work.federation()
+    method, engine = work.method, LocalEngine(sites)
     state, phase = method.start(work.task), method.plan(1)[0]
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
     before = peak_memory_mb()
-    exchange = LocalEngine(clients).exchange(method, state, phase, 1, choose(clients, method, phase, 1, []))
+    exchange = engine.exchange(method, state, phase, 1, choose(engine.roster, method, phase, 1, []))
     assert exchange.update is not None
     accuracy(method, method.merge(state, exchange.update, phase), x_test, y_test)
     return peak_memory_mb() - before

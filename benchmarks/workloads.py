@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from fedkeel.core.method import Method, State, Task
 from fedkeel.core.rng import generator
 from fedkeel.data.ownership import Ownership
-from fedkeel.engines.base import Clients, choose, schedule
+from fedkeel.engines.base import choose, schedule
+from fedkeel.engines.sites import Sites
 from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.ova_lp import OvaLP
+from fedkeel.rows.features import Features
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Workload:
     def task(self) -> Task:
         return Task(self.dim, self.classes, self.clients, seed=0)
 
-    def federation(self) -> tuple[Clients, Tensor, Tensor]:
-        """(clients, test rows, test labels): blobs, so that there is something to learn."""
+    def federation(self) -> tuple[Sites, Tensor, Tensor]:
+        """(sites, test rows, test labels): blobs, so that there is something to learn."""
         draw = generator(0, "benchmark", self.name)
         count = self.clients * self.rows
         labels = draw.integers(0, self.classes, count + self.test_rows)
@@ -44,7 +46,8 @@ class Workload:
         names = [f"client-{k:05d}" for k in range(self.clients)]
         y = torch.from_numpy(labels)
         rows = torch.from_numpy(x)
-        return Clients(names, rows[:count], y[:count], owned, seed=0, classes=self.classes), rows[count:], y[count:]
+        sites = Sites(names, Features(rows[:count]), y[:count], owned, seed=0, classes=self.classes)
+        return sites, rows[count:], y[count:]
 
     def flop(self) -> float:
         """Multiplications and additions of one round: forward and weight gradient per row and epoch, and the test."""
@@ -65,20 +68,22 @@ W2 = Workload(
 )  # fmt: skip
 
 
-def plain_round(method: LinearProbe, state: State, round: int, clients: Clients) -> State:
+def plain_round(method: LinearProbe, state: State, round: int, sites: Sites) -> State:
     """One round as everybody writes it first: a loop over clients, nn.Linear, autograd, torch.optim, same batches."""
     phase = method.plan(round)[0]
     one_vs_all = isinstance(method, OvaLP)
     totals = {name: torch.zeros_like(value) for name, value in state.shared.items()}
     weight = 0
-    for client in choose(clients, method, phase, round, []):
-        model = nn.Linear(clients.x.shape[1], len(state.shared[BIAS]))
+    roster = sites.enrol().roster("benchmark", sites.seed, tuple(map(str, range(sites.classes))))
+    for client in choose(roster, method, phase, round, []):
+        owned, (own_x, own_y) = sites.owned.of(client), sites.train.of(client)
+        model = nn.Linear(sites.x.dim, len(state.shared[BIAS]))
         with torch.no_grad():
             model.weight.copy_(state.shared[WEIGHT])
             model.bias.copy_(state.shared[BIAS])
         optimizer = phase.optim.torch(list(model.parameters()))
-        for rows, _ in schedule(clients, client, round, phase):
-            x, y = clients.x[torch.from_numpy(rows)], clients.y[torch.from_numpy(rows)]
+        for rows, _ in schedule(sites.seed, sites.names[client], len(owned), round, phase):
+            x, y = own_x.read()[torch.from_numpy(rows)], own_y[torch.from_numpy(rows)]
             logits = model(x)
             if one_vs_all:
                 targets = nn.functional.one_hot(y, logits.shape[1]).float()
@@ -88,8 +93,7 @@ def plain_round(method: LinearProbe, state: State, round: int, clients: Clients)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        count = len(clients.owned.of(client))
-        weight += count
+        weight += (count := len(owned))
         with torch.no_grad():
             totals[WEIGHT] += count * model.weight
             totals[BIAS] += count * model.bias

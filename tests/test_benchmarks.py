@@ -19,15 +19,15 @@ from fedkeel.engines.local import LocalEngine
 @pytest.mark.parametrize("work", [W1, W2], ids=lambda work: work.name)
 def test_plain_loop_and_engine_agree(work: Workload) -> None:
     small = replace(work, clients=12, rows=30, dim=16, classes=5, test_rows=50)
-    clients, x_test, y_test = small.federation()
-    method = small.method
+    sites, x_test, y_test = small.federation()
+    method, engine = small.method, LocalEngine(sites)
     ours = theirs = method.start(small.task)
     for round in (1, 2):
         phase = method.plan(round)[0]
-        exchange = LocalEngine(clients).exchange(method, ours, phase, round, choose(clients, method, phase, round, []))
+        exchange = engine.exchange(method, ours, phase, round, choose(engine.roster, method, phase, round, []))
         assert exchange.update is not None
         ours = method.merge(ours, exchange.update, phase)
-        theirs = plain_round(method, theirs, round, clients)
+        theirs = plain_round(method, theirs, round, sites)
     assert difference(ours, theirs) < 1e-5
     assert accuracy(method, ours, x_test, y_test) > 1 / 5
 

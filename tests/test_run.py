@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import fedkeel as fk
 from fedkeel.core.message import Down, Up, size
 from fedkeel.core.tree import digest
-from fedkeel.runs import events
+from fedkeel.runs import checkpoint, events
 from fedkeel.runs.config import load
 
 SMALL = {
@@ -81,11 +81,12 @@ def test_bytes_by_hand(finished: fk.Result) -> None:
     exchanges = finished.record.exchanges
     active = [event["clients"] for event in exchanges]
     assert active == [clients] * 6
-    up = clients * size(Up(0, "mean", "client-000", 1.0, mean))
-    down = clients * (size(Down(0, "mean", mean)) + size(Down(0, "tell-mean", mean)))
+    run = load(finished.folder / "config.toml").digest()[:16]
+    up = clients * size(Up(run, 0, "mean", "client-000", 1.0, mean))
+    down = clients * (size(Down(run, 0, "mean", mean)) + size(Down(run, 0, "tell-mean", mean)))
     for phase in ("stage-1", "stage-2", "stage-2", "stage-2"):
-        up += clients * size(Up(1, phase, "client-000", 1.0, head))
-        down += clients * size(Down(1, phase, head))
+        up += clients * size(Up(run, 1, phase, "client-000", 1.0, head))
+        down += clients * size(Down(run, 1, phase, head))
     assert finished.summary["bytes_up"] == up
     assert finished.summary["bytes_down"] == down
 
@@ -117,13 +118,16 @@ def test_a_finished_run_is_not_run_again(finished: fk.Result) -> None:
 
 CHILD = """
 import sys, fedkeel as fk
-fk.run(out=sys.argv[1], resume=len(sys.argv) > 2, data={"source": "digits"}, run={"engine": "wire"},
-       partition={"kind": "dirichlet", "clients": 8, "alpha": 0.3}, method={"name": "ova-lp", "rounds": 12})
+from fedkeel.runs import checkpoint
+checkpoint.EVERY = float(sys.argv[3])
+fk.run(out=sys.argv[1], resume=len(sys.argv) > 4, data={"source": "digits"}, run={"engine": "wire"},
+       partition={"kind": "dirichlet", "clients": 8, "alpha": 0.3}, method={"name": sys.argv[2], "rounds": 12})
 """
 
 
-def child(folder: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder), *more], text=True, stderr=subprocess.PIPE)
+def child(folder: Path, method: str, every: float, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, str(folder), method, str(every), *more]
+    return subprocess.Popen(command, text=True, stderr=subprocess.PIPE)
 
 
 def wait_for_round(folder: Path, round: int) -> None:
@@ -136,17 +140,21 @@ def wait_for_round(folder: Path, round: int) -> None:
     pytest.fail(f"round {round} was never reached")
 
 
-def test_kill_9_at_any_moment_changes_nothing(tmp_path: Path) -> None:
-    whole = child(tmp_path / "whole")
+@pytest.mark.parametrize(("method", "every"), [("ova-lp", checkpoint.EVERY), ("scaffold", 0.0)])
+def test_kill_9_at_any_moment_changes_nothing(method: str, every: float, tmp_path: Path) -> None:
+    """With a checkpoint now and then, or after every exchange and with what clients keep for themselves."""
+    whole = child(tmp_path / "whole", method, every)
     assert whole.wait(120) == 0
     reference = fk.Result.load(tmp_path / "whole")
     folder = tmp_path / "killed"
     for attempt, round in enumerate((1, 4, 9)):
-        process = child(folder, *(["resume"] if attempt else []))
+        process = child(folder, method, every, *(["resume"] if attempt else []))
         wait_for_round(folder, round)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert child(folder, "resume").wait(120) == 0
+    if not every:
+        assert len(list((folder / "journal").glob("*.safetensors"))) >= checkpoint.KEEP
+    assert child(folder, method, every, "resume").wait(120) == 0
     result = fk.Result.load(folder)
     assert result.digest == reference.digest
     assert result.curve == reference.curve
@@ -188,9 +196,12 @@ def test_ctrl_c_leaves_a_run_that_resume_continues(finished: fk.Result, tmp_path
     assert fk.run(out=tmp_path / "run", resume=True).digest == finished.digest
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_takes_over(finished: fk.Result, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_takes_over(
+    finished: fk.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "EVERY", 0.0)
     interrupted(tmp_path / "run")
-    newest = sorted((tmp_path / "run" / "journal").glob("*.safetensors"))[-1]
+    _, newest = sorted((tmp_path / "run" / "journal").glob("*.safetensors"))
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1  # one flipped bit in the last number
     newest.write_bytes(data)
@@ -198,6 +209,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_takes_over(finished
         fk.run(out=tmp_path / "run", resume=True)
     newest.unlink()
     assert fk.run(out=tmp_path / "run", resume=True).digest == finished.digest
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    rounds = [event["round"] for event in lines if event["event"] == "exchange" and event["round"]]
+    assert rounds == [1, 2, 2, 3, 4], "the round of the damaged one is done again, and no more"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04\x95pickle", b"PK\x03\x04", bytes(range(64))])
@@ -218,10 +232,8 @@ def test_half_written_checkpoints_are_cleared_away(finished: fk.Result, tmp_path
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     interrupted(tmp_path / "run")
-    from fedkeel.runs.checkpoint import Journal
-
     with (
-        Journal(tmp_path / "run", "held"),
+        checkpoint.Checkpoints(tmp_path / "run", "held"),
         pytest.raises(fk.FedkeelError, match="in use by another run"),
     ):
         fk.run(out=tmp_path / "run", resume=True)

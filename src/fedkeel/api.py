@@ -27,7 +27,7 @@ from fedkeel.data.new_rows import load_rows
 from fedkeel.data.sources.base import SOURCES
 from fedkeel.data.splits.base import SPLITS
 from fedkeel.methods.dual.peft.module import MODULES
-from fedkeel.models.cache import Features, features
+from fedkeel.models.cache import Encoded, features
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.papers import PAPERS
 from fedkeel.papers import RECIPES as PUBLISHED
@@ -284,7 +284,7 @@ def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = 
     return Split(manifest, labels, dataset.class_names, describe(manifest, labels, dataset.class_names))
 
 
-def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Features:
+def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Encoded:
     """Fill the feature cache, or find that it is full already."""
     exp = experiment(config, set=set, **sections)
     return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)

@@ -15,7 +15,7 @@ import torch
 from backbones import reading_images
 from federations import CLASSES, TASK, clients, private_of
 from fedkeel.core.message import NEVER, Down, Up, decode, encode
-from fedkeel.core.method import Phase, State, Task, Trained, Update, added
+from fedkeel.core.method import Phase, State, Task, Trained, Update, added, place
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Enrolment, Roster
 from fedkeel.core.tree import Tree, digest, put
@@ -96,11 +96,11 @@ class Remote:
             self.asked.append((name, down))
             mine = self.store.read(name, down.accepted)
             mine = method.private(down.arrays) if mine is None else mine
+            moved = 1 if phase.sends else 0
+            self.store.write(name, place(method, round, phase), {key: value + moved for key, value in mine.items()})
             if not phase.sends:
                 server.nothing_to_send([client])
                 continue
-            at = round * 1000
-            self.store.write(name, at, {key: value + 1 for key, value in mine.items()})
             up = Up(down.run, round, phase.name, name, float(self.roster.rows[client]), sent_by(name, round))
             server.receive(client, self.transport(name, encode(up)))
         return server.outcome(cohort)
@@ -293,15 +293,19 @@ def test_what_clients_keep_lasts_before_a_checkpoint_speaks_of_it(tmp_path: Path
 
 def test_a_loop_goes_on_where_its_checkpoint_was_written(tmp_path: Path, log: Log) -> None:
     who, method = roster(), MadeUp(rounds=3)
-    with Checkpoints(tmp_path / "whole", "experiment", every=0) as checkpoints:
-        whole = Loop(method, Remote(who), log, checkpoints).rounds(method.start(task(who)))
-    short = MadeUp(rounds=2)
-    with Checkpoints(tmp_path / "run", "experiment", every=0) as checkpoints:
-        Loop(short, Remote(who), log, checkpoints).rounds(method.start(task(who)))
-    engine = Remote(who)
-    with Checkpoints(tmp_path / "run", "experiment", every=0) as checkpoints:
-        state = Loop(method, engine, log, checkpoints).rounds(method.start(task(who)))
-    assert digest(state.down) == digest(whole.down)
+
+    def run(folder: Path, rounds: int) -> tuple[State, Remote]:
+        with Checkpoints(folder, "experiment", every=0) as checkpoints:
+            engine = Remote(who, Store(checkpoints.private, "run"))
+            state = Loop(MadeUp(rounds=rounds), engine, log, checkpoints).rounds(method.start(task(who)))
+            kept = {name: engine.store.read(name, 10**9)["c_i.w"] for name in engine.store.clients()}  # type: ignore
+            engine.store.close()
+        return State({**state.down, **kept}), engine
+
+    whole, _ = run(tmp_path / "whole", 3)
+    run(tmp_path / "run", 2)
+    state, engine = run(tmp_path / "run", 3)
+    assert digest(state.shared) == digest(whole.shared)
     assert engine.done[0] == ("resume", [2001, 2001, NEVER, 2001, 2001, 2001], 2001)
     assert {down.round for _, down in engine.asked} == {3}
 

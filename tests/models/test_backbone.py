@@ -112,9 +112,9 @@ def test_prompts_of_a_text_are_not_masked() -> None:
 def test_texts_are_read_up_to_the_tokens_asked_for_and_no_padding_more() -> None:
     rows = [np.array([3, 7, 9, 11, 13]), np.array([5, 8, 0, 0, 0])]
     inputs = inputs_of(small_bert(), rows, tokens=3)
-    assert inputs.shape == (2, WIDTH)
-    assert inputs.read(np.array([0, 1]))["input_ids"].tolist() == [[3, 7, 9], [5, 8, 0]]
-    assert inputs[torch.tensor([1])].read(np.array([1]))["input_ids"].tolist() == [[5, 8]]
+    assert (len(inputs), inputs.dim) == (2, WIDTH)
+    assert inputs.source(np.array([0, 1]))["input_ids"].tolist() == [[3, 7, 9], [5, 8, 0]]
+    assert inputs[torch.tensor([1])].source(np.array([1]))["input_ids"].tolist() == [[5, 8]]
     assert [len(part) for part in inputs.parts(1)] == [1, 1]
 
 

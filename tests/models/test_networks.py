@@ -122,7 +122,7 @@ def test_features_are_those_of_the_tree_and_leave_the_network_alone(name: str) -
 
     torch.testing.assert_close(features_of(tree, inputs), plain())
     first = digest(tree)
-    moved = inputs.backbone.features(inputs.read(np.arange(6)), weights=network_weights(tree), moves=True)
+    moved = inputs.backbone.features(inputs.source(np.arange(6)), weights=network_weights(tree), moves=True)
     network.train()
     for module in network.modules():
         if isinstance(module, nn.Dropout):
@@ -151,7 +151,7 @@ def test_a_batch_of_one_row_does_not_move_statistics() -> None:
     backbone = opened("resnet18-small", rows)
     tree = backbone.tree(0)
     before, inputs = digest(tree), inputs_of(backbone, rows, 0)
-    got = backbone.features(inputs.read(np.arange(1)), weights=network_weights(tree), moves=True)
+    got = backbone.features(inputs.source(np.arange(1)), weights=network_weights(tree), moves=True)
     assert digest(tree) == before
     torch.testing.assert_close(got, features_of(tree, inputs))
 

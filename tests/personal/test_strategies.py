@@ -17,9 +17,9 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Visit
 from fedkeel.core.rng import generator
 from fedkeel.core.tree import Tree, digest, learnt, select, take
-from fedkeel.engines import wire
-from fedkeel.engines.alone import as_batch
+from fedkeel.engines import site, wire
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.site import as_batch
 from fedkeel.engines.wire import WireEngine
 from fedkeel.personal.strategies.lss_ft import LssFT, simplex, squared_volume
 from fedkeel.personal.strategy import STRATEGIES, Strategy
@@ -105,9 +105,9 @@ def test_flooding_is_an_option_of_every_strategy(name: str) -> None:
     losses = []
     for flood in (0.0, 50.0):
         work = place.work(name, flood=flood, **settings)
-        rows = work.clients.rows(CLIENT)
-        scores = work.strategy.predict(work.state, trained(work), work.clients.x[rows])
-        losses.append(float(cross_entropy(scores, work.clients.y[rows])))
+        rows = work.sites.rows(CLIENT)
+        scores = work.strategy.predict(work.state, trained(work), work.sites.x[rows])
+        losses.append(float(cross_entropy(scores, work.sites.y[rows])))
     assert losses[1] > losses[0] + 1e-3
 
 
@@ -164,7 +164,7 @@ def test_probing_distorts_no_feature(tmp_path: Any) -> None:
     moved = {}
     for name in ("lp", "ft"):
         work = world().work(name, **SMALL)
-        moved[name] = work.personalise(CLIENT, LocalEngine(work.clients), tmp_path / name / "one")["distortion"]
+        moved[name] = work.personalise(CLIENT, LocalEngine(work.sites), tmp_path / name / "one")["distortion"]
     assert moved["lp"] == 0.0
     x, _ = world().rows()
     before, after = (whole(tree)[0].eval()(x) for tree in (world().model.shared, personal("ft", **SMALL)))
@@ -183,7 +183,11 @@ def test_a_soup_of_full_batches_is_ft() -> None:
 def test_a_soup_is_the_mean_of_its_models() -> None:
     work = world().work("ft", **SMALL)
     (tune,) = work.strategy.plan(1)
-    models = [trained(work, phases=[replace(tune, name=f"tune-{number}")]) for number in (1, 2, 3)]
+    mine, client = LocalEngine(work.sites).mine(work.strategy, work.state, CLIENT), work.sites.site(CLIENT)
+    visits = [
+        Visit(work.state.down, mine, replace(tune, name=f"tune-{number}"), 1, client.counts) for number in (1, 2, 3)
+    ]
+    models = [site.work(work.strategy, visit, client, site.own_optimizer)[1] for visit in visits]
     assert (models[0]["head.weight"] - models[1]["head.weight"]).abs().max() > 1e-4, "other orders, other models"
     mean = {name: (models[0][name] + models[1][name] + models[2][name]) / 3 for name in models[0]}
     same(personal("soup-ft", models=3, **SMALL), mean)
@@ -278,8 +282,8 @@ def test_the_loss_of_lss_is_that_of_mixtures_volume_and_distance() -> None:
     )
     mine = {**{f"model-1/{k}": v for k, v in one.items()}, **{f"model-2/{k}": v for k, v in two.items()}}
     visit = Visit(shared, mine, strategy.plan(1)[2])
-    rows, draws = work.clients.rows(CLIENT), generator(7, "u").random(50, dtype=np.float32)
-    batch: Batch = as_batch(work.clients.x[rows], work.clients.y[rows], np.arange(len(rows)), draws)
+    rows, draws = work.sites.rows(CLIENT), generator(7, "u").random(50, dtype=np.float32)
+    batch: Batch = as_batch(work.sites.x[rows], work.sites.y[rows], np.arange(len(rows)), draws)
     x, y = world().rows()
     losses = []
     for drawn in draws[:6].astype(np.float64).reshape(2, 3):
@@ -297,12 +301,12 @@ def test_lss_is_the_mean_of_three_models(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = work.strategy.plan(1)
     assert [(phase.name, phase.epochs) for phase in plan] == [("model-1", 2), ("model-2", 1), ("model-3", 1)]
     result = trained(work)
-    engine = LocalEngine(work.clients)
+    engine = LocalEngine(work.sites)
     for phase in plan[:2]:
         engine.exchange(work.strategy, work.state, phase, 1, [CLIENT])
-    models = [take(f"model-{number}/", work.clients.private[CLIENT]) for number in (1, 2)]
+    models = [take(f"model-{number}/", engine.mine(work.strategy, work.state, CLIENT)) for number in (1, 2)]
     monkeypatch.setattr(LssFT, "end", lambda self, params, steps, visit: ({}, dict(params)))
-    models.append(trained(work, phases=[plan[2]]))
+    models.append(trained(work, lambda sites: engine, [plan[2]]))
     for one, other in pairwise(models):
         assert (one["body.last.weight"] - other["body.last.weight"]).abs().max() > 1e-4
     same(result, {name: torch.stack([model[name] for model in models]).mean(0) for name in result})
@@ -327,7 +331,7 @@ def noisy(tree: Tree) -> Tree:
 def test_adapters_start_at_the_global_model_and_leave_it_alone(name: str) -> None:
     place = world("vit-tiny")
     work = place.work(name, **SMALL)
-    x = work.clients.x[work.clients.rows(CLIENT)]
+    x = work.sites.x[work.sites.rows(CLIENT)]
     ours = work.strategy.predict(work.state, {}, x)
     torch.testing.assert_close(ours, place.model.method.predict(work.state, {}, x), rtol=0, atol=1e-6)
     mine = trained(work)
@@ -342,7 +346,7 @@ def test_adapters_do_to_the_network_what_their_papers_say(name: str) -> None:
     work = place.work(name)
     added = noisy(work.state.server)
     x, _ = place.rows()
-    backbone = work.clients.x.backbone  # type: ignore[attr-defined]
+    backbone = work.sites.x.backbone  # type: ignore[attr-defined]
     network = backbone.fresh(0)
     network.load_state_dict({k.partition(".")[2]: v for k, v in place.model.shared.items() if k.startswith("body.")})
     for index, key in enumerate(backbone.attention if name == "lora-ft" else ()):
@@ -353,17 +357,18 @@ def test_adapters_do_to_the_network_what_their_papers_say(name: str) -> None:
             lambda module, args, h, down=down, up=up: h + gelu(h @ down.T) @ up.T
         )
     expected = network(x).last_hidden_state[:, 0]
-    ours = work.strategy.encoded({**work.state.down, **added}, work.clients.x[work.clients.rows(CLIENT)])
+    ours = work.strategy.encoded({**work.state.down, **added}, work.sites.x[work.sites.rows(CLIENT)])
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-    assert (ours - work.features({}, work.clients.rows(CLIENT))).abs().max() > 0.01
+    assert (ours - work.features({}, work.sites.rows(CLIENT))).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_gradients_of_adapters_are_those_of_finite_differences(name: str) -> None:
     work = world("vit-tiny").work(name, batch=1000)
-    visit = work.visit(CLIENT, work.strategy.plan(1)[0])
-    rows = work.clients.rows(CLIENT)
-    batch = as_batch(work.clients.x[rows], work.clients.y[rows], np.arange(len(rows)), np.empty(0, dtype=np.float32))
+    mine = LocalEngine(work.sites).mine(work.strategy, work.state, CLIENT)
+    visit = Visit(work.state.down, mine, work.strategy.plan(1)[0], 1, work.sites.counts[CLIENT])
+    rows = work.sites.rows(CLIENT)
+    batch = as_batch(work.sites.x[rows], work.sites.y[rows], np.arange(len(rows)), np.empty(0, dtype=np.float32))
     params = {**work.strategy.begin(visit), **noisy(work.state.server)}
     params = {key: value.clone().requires_grad_() for key, value in params.items()}
     work.strategy.loss(params, batch, visit).backward()  # type: ignore[no-untyped-call]
@@ -384,16 +389,18 @@ def test_gradients_of_adapters_are_those_of_finite_differences(name: str) -> Non
 
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_leaves_a_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the wire only messages to the client become bytes; the model is that of the local engine."""
+    """On the wire only messages to the client travel; its own have no arrays. The model is that of the local engine."""
     sent: list[str] = []
+    answered: list[Tree] = []
     encode = wire.encode
     monkeypatch.setattr(wire, "encode", lambda message: (sent.append(type(message).__name__), encode(message))[1])
+    monkeypatch.setattr(site, "encode", lambda message: (answered.append(message.arrays), encode(message))[1])
 
-    def listening(clients: Any) -> WireEngine:
+    def listening(sites: Any) -> WireEngine:
         def transport(client: str, reply: bytes) -> bytes:
             raise AssertionError(f"{client} sent {len(reply)} bytes")
 
-        return WireEngine(clients, transport)
+        return WireEngine(sites, transport=transport)
 
     work = world("vit-tiny" if name in ADAPTERS else "cnn").work(
         name, **SMALL, **({"probe": 1} if name == "lp-ft" else {})
@@ -401,4 +408,5 @@ def test_nothing_leaves_a_client(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(phase.sends == () for phase in work.strategy.plan(1))
     on_the_wire = trained(work, listening)
     assert sent == ["Down"] * len(work.strategy.plan(1))
+    assert answered == [{}] * len(work.strategy.plan(1))
     same(on_the_wire, trained(work), 1e-6)

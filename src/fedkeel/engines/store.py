@@ -64,7 +64,10 @@ class Store:
     def write(self, client: str, exchange: int, tree: Tree) -> None:
         """A new version, which belongs to an exchange that the server has not answered yet."""
         own = {name: value.detach().clone() for name, value in tree.items()}  # no view of a stack of clients
-        self._waiting.setdefault(client, {})[exchange] = own
+        versions = self._waiting.setdefault(client, {})
+        versions[exchange] = own
+        if len(versions) > KEPT:
+            del versions[min(versions)]
 
     def commit(self, accepted: Callable[[str], int] | None = None) -> None:
         """Make versions last on disk: of each client the newest one accepted, or all where nobody can say yet."""

@@ -31,7 +31,7 @@ PARTS = ("train", "test")
 
 
 @dataclass(frozen=True)
-class Features:
+class Encoded:
     """One row of numbers per row of the dataset."""
 
     train: np.ndarray
@@ -53,7 +53,7 @@ def features(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
-) -> Features:
+) -> Encoded:
     """The dataset's features: those it comes with, else from the cache, else encoded now and kept in the cache.
 
     ``progress`` is told (rows done, rows in all) while encoding; ``notice`` what the user should know.
@@ -61,11 +61,11 @@ def features(
     name = encoder_name(data, dataset)
     if name in dataset.ready:
         ready = dataset.ready[name]
-        return Features(ready.train, ready.test, name, ready.weights, ready.transform, where=f"with {dataset.name}")
+        return Encoded(ready.train, ready.test, name, ready.weights, ready.transform, where=f"with {dataset.name}")
     encoder = open_encoder(data, dataset)
     if name == "none":
         given = np.asarray(dataset.train), np.asarray(dataset.test)
-        return Features(*given, name, encoder.weights, encoder.transform, where=f"in {dataset.name}")
+        return Encoded(*given, name, encoder.weights, encoder.transform, where=f"in {dataset.name}")
     return encoded_by(encoder, data, dataset, progress=progress, notice=notice)
 
 
@@ -76,7 +76,7 @@ def encoded_by(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
-) -> Features:
+) -> Encoded:
     """What an encoder makes of the dataset, from the cache or encoded now and kept there."""
     parent = cache_folder(data) / "features"
     key = digest([str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype])
@@ -240,7 +240,7 @@ def _encode_chunk(who: str, rows: Any, first: int, encoder: Encoder, dtype: np.d
     return stored.tobytes()
 
 
-def _open(folder: Path, dataset: Dataset, encoder: Encoder, *, cached: bool = False) -> Features:
+def _open(folder: Path, dataset: Dataset, encoder: Encoder, *, cached: bool = False) -> Encoded:
     """Memory maps of a complete folder, after checking every byte."""
     remedy = f"delete the folder {folder}, it will be encoded again"
     maps = []
@@ -257,6 +257,6 @@ def _open(folder: Path, dataset: Dataset, encoder: Encoder, *, cached: bool = Fa
             maps.append(mapped)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedkeelError(f"the feature cache in {folder} is damaged ({error}): {remedy}") from None
-    return Features(
+    return Encoded(
         maps[0], maps[1], encoder.name, encoder.weights, encoder.transform, where=f"in {folder}", cached=cached
     )

@@ -30,7 +30,7 @@ class Loop:
         """Run or continue all rounds."""
         done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
         self.engine.resume(done.accepted, self.last_of(done))
-        point = done
+        point = saved = done
         try:
             for round in range(done.round, self.method.rounds + 1):
                 began, cohort = perf_counter(), list[int]()
@@ -41,19 +41,25 @@ class Loop:
                     state = exchanged(self.method, self.engine, self.log, point.state, phase, round, index, cohort)
                     point = Checkpoint(round, index, state, self.engine.accepted)
                     if self.checkpoints.due:
-                        self.save(point)
+                        saved = self.save(point)
                 for observer in self.observers:
                     observer.round_ended(Round(round, began), point.state)
-        except (Exception, KeyboardInterrupt) as stop:
-            if point is not done and not isinstance(stop, OSError):  # what was reached is kept, if it can be
+        except OSError:
+            raise
+        except (Exception, KeyboardInterrupt):
+            # What was reached is kept, whatever stopped it, unless it stopped between an exchange and its merge.
+            if point is not saved and (self.engine.accepted <= self.last_of(point)).all():
                 self.save(point)
             raise
+        if point is not saved:  # the last private versions become real as well
+            self.save(point)
         return point.state
 
-    def save(self, point: Checkpoint) -> None:
+    def save(self, point: Checkpoint) -> Checkpoint:
         """What clients keep lasts first: a checkpoint must never speak of more than there is."""
         self.engine.settle()
         self.checkpoints.save(point)
+        return point
 
     def last_of(self, point: Checkpoint) -> int:
         """The exchange that a checkpoint was written after."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,11 @@ def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkp
             prepare(rows.tensor, how, mean)
     observers = observers_of(run)
     start = method.start(task_of(run))
-    for observer in observers:
-        observer.started(start)
-    state = Loop(method, engine, log, checkpoints, observers).rounds(start)
-    end(run, state, mean, observers)
-    sites.store.close()
+    with closing(sites.store):
+        for observer in observers:
+            observer.started(start)
+        state = Loop(method, engine, log, checkpoints, observers).rounds(start)
+        end(run, state, mean, observers)
 
 
 def roster_of(exp: Experiment, federation: Federation, how: Preparation) -> Roster:
