@@ -18,6 +18,7 @@ import pytest
 
 from duals import NAMES, bert_folder, texts_of
 from fedkeel import api
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import State, from_settings
 from fedkeel.core.tree import digest
 from fedkeel.core.watch import SILENT
@@ -76,7 +77,8 @@ def experiment(run: str, name: str) -> Experiment:
     sections = RUNS[run]
     texts = {"source": f"csv:{files() / 'texts.csv'}", "encoder": f"hf:{bert_folder()}"}
     data = {**sections.get("data", texts), "cache": str(files())}
-    return api.experiment(**{**sections, "data": data, "run": {**sections.get("run", {}), "observe": [name]}})
+    asked = {**sections.get("run", {}), "observe": [name] if name else []}
+    return api.experiment(**{**sections, "data": data, "run": asked})
 
 
 @cache
@@ -186,6 +188,12 @@ def test_some_run_wants_it(name: str) -> None:
     assert wanting(name), f"no run in RUNS wants {name}: add one that does"
 
 
+def test_an_observer_that_does_not_exist_is_told_before_the_run_begins() -> None:
+    with pytest.raises(FedkeelError, match=r"run\.observe: unknown observer 'drft': did you mean 'drift'\?") as error:
+        api.experiment(run={"observe": ["drft"]})
+    assert "\n" not in str(error.value)
+
+
 @every_observer
 def test_it_knows_whether_it_is_wanted(name: str) -> None:
     """On a server of real sites as well; one that says nothing of it waits until ``run.observe`` names it."""
@@ -193,7 +201,7 @@ def test_it_knows_whether_it_is_wanted(name: str) -> None:
     for run in RUNS:
         assert cls.wanted(replace(opened(run, name), simulation=None)) in (True, False)
         by_name = "wanted" not in {key for base in cls.__mro__[:-2] for key in vars(base)}
-        assert not (by_name and cls.wanted(opened(run, "another")))
+        assert not (by_name and cls.wanted(opened(run, "")))
 
 
 @every_observer
