@@ -5,220 +5,135 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from shutil import copytree
 
 import numpy as np
 import pytest
 import torch
 
-from backbones import reading, reading_images
-from duals import paired
-from federations import CLASSES, TASK, PersonalBias, clients, private_of
-from fedkeel.core.errors import FedkeelError
+from contract.methods import VARIANTS, clients_of, close, play, played, start_of
+from federations import PersonalBias, clients, private_of
+from fedkeel.core.errors import FedkeelError, MethodFailed
 from fedkeel.core.message import decode
-from fedkeel.core.method import METHODS, Method, State, Task, Visit
+from fedkeel.core.method import METHODS, Method, State, Visit
+from fedkeel.core.optim import SGD, AdamW
 from fedkeel.core.tree import Tree, digest
-from fedkeel.engines import base, local, site
+from fedkeel.engines import local
 from fedkeel.engines.base import choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.simulated import Simulated
-from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.dual.base import DualTuned
-from fedkeel.methods.dual.peft.module import MODULES
 from fedkeel.methods.heads.base import BIAS, WEIGHT
 from fedkeel.methods.heads.scaffold import Scaffold
-from fedkeel.methods.networks.base import Network
-from fedkeel.methods.transformer.base import Tuned
-from fedkeel.runs.checkpoint import Checkpoints
+from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.events import Log
 from fedkeel.runs.loop import Loop
 from fedkeel.runs.simulate import ENGINES
 
-ROUNDS = 3
-
-
-def usual(method: type[Method]) -> dict[str, Any]:
-    """Settings under which a method does all that it does, and soon."""
-    if issubclass(method, DualTuned):
-        return {"rounds": 2, "participation": 0.5, "batch": 8, "personal_epochs": 1, "lr": 0.1}
-    if issubclass(method, Tuned):
-        return {"rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}
-    if issubclass(method, Network):
-        return {"rounds": 2, "participation": 0.5, "batch": 7}  # nobody's rows but the smallest's make a single batch
-    return {"rounds": ROUNDS, "participation": 0.7, **({"batch": 8} if "batch" in method.model_fields else {})}
-
-
-NOTHING_TO_TRAIN = ("zero-shot",)
-VARIANTS: dict[str, Method] = {n: cls(**usual(cls)) for n, cls in METHODS.items() if n not in NOTHING_TO_TRAIN}
-VARIANTS |= {
-    # Few rows make its covariance nearly singular: without a ridge the head is a matter of rounding.
-    "pfedfda": METHODS["pfedfda"](**usual(METHODS["pfedfda"]), ridge=0.01),
-    "ova-lp one stage": METHODS["ova-lp"](rounds=ROUNDS, stages=1, batch=8),
-    "ova-lp with bias": METHODS["ova-lp"](rounds=ROUNDS, bias=True, batch=8),
-    "fedavg with bias": METHODS["fedavg"](rounds=ROUNDS, bias=True, batch=8),
-    "ova-lp from ridge": METHODS["ova-lp"](rounds=ROUNDS, init="ridge", optimizer="sgd", lr=0.1, batch=8),
-    "ova-lp by rows": METHODS["ova-lp"](rounds=ROUNDS, participation=0.7, aggregation="rows", bias=True, batch=8),
-    "ova-lp by total": METHODS["ova-lp"](rounds=ROUNDS, participation=0.7, aggregation="total", batch=8),
-    "ova-lp samples": METHODS["ova-lp"](rounds=ROUNDS, positive_mode="sample", positives=0.4, batch=8),
-    "fedavg sgd with momentum": METHODS["fedavg"](rounds=ROUNDS, optimizer="sgd", lr=0.1, momentum=0.9, batch=8),
-    "fedavg, one batch per client": METHODS["fedavg"](rounds=ROUNDS, batch=100, epochs=1),
-    "scaffold": Scaffold(rounds=ROUNDS, participation=0.7, bias=True, batch=8, lr=0.05),  # its lr is for unit length
-    "personal bias": PersonalBias(rounds=ROUNDS, participation=0.7),
-    "ridge-rf": METHODS["ridge-rf"](rounds=ROUNDS, participation=0.7, features=40),
-    "ridge, held-out penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, choice="held-out"),
-    "ridge, given penalty": METHODS["ridge"](rounds=ROUNDS, participation=0.7, penalty=0.1, normalise=False),
-}
-NETWORK = {"tune": "network", "rounds": 2, "participation": 0.5, "batch": 8, "epochs": 1}
-VARIANTS |= {
-    f"{name}, network": METHODS[name](**NETWORK, **({"lr": 0.05} if name in ("scaffold", "fednova") else {}))
-    for name in ("fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam")
-}
-DUAL = {name: method for name, method in VARIANTS.items() if isinstance(method, DualTuned)}
-VARIANTS |= {f"{name}, balanced": type(method)(**usual(type(method)), balance="grab") for name, method in DUAL.items()}
-VARIANTS |= {
-    f"fedpurel, {name}": METHODS["fedpurel"](**usual(METHODS["fedpurel"]), **settings)
-    for name, settings in {
-        **{kind: {"peft": kind, "project": "all"} for kind in MODULES},
-        "lora": {"peft": "lora", "blocks": (1,)},
-        "interleaved": {"peft": "adapter", "schedule": "interleaved", "balance": "grab"},
-        "not purified": {"peft": "adapter", "alignment": "none"},
-    }.items()
-}
 every_method = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS.keys())
-
-
-def federation_of(method: Method) -> tuple[Sites, Task]:
-    """Of features, of words for methods inside a transformer, of pictures for those that train a whole network.
-
-    Of a few texts for methods of a dual encoder.
-    """
-    if isinstance(method, DualTuned):
-        return paired(clients((10, 3, 0, 4, 1)), method)
-    if method.reads == "features":
-        return clients(), TASK
-    return (reading if isinstance(method, Tuned) else reading_images)(clients(), CLASSES)
-
-
-def clients_of(method: Method) -> Sites:
-    return federation_of(method)[0]
-
-
-def start_of(method: Method) -> State:
-    return method.start(federation_of(method)[1])
-
-
-def play(method: Method, engine: Simulated) -> State:
-    """All rounds without checkpoints or log."""
-    state = start_of(method)
-    for round in range(1, method.rounds + 1):
-        cohort: list[int] = []
-        for phase in method.plan(round):
-            cohort = choose(engine.roster, method, phase, round, cohort)
-            exchange = engine.exchange(method, state, phase, round, cohort)
-            assert not exchange.refused
-            if exchange.update is not None:
-                state = method.merge(state, exchange.update, phase)
-    return state
-
-
-def close(ours: Tree, reference: Tree, where: str) -> None:
-    assert ours.keys() == reference.keys()
-    for name, value in reference.items():
-        scale = float(value.abs().max()) or 1.0
-        assert float((ours[name] - value).abs().max()) <= 1e-5 * scale, f"{where}{name}"
 
 
 @every_method
 def test_engines_agree(method: Method) -> None:
-    fast, reference = LocalEngine(clients_of(method)), WireEngine(clients_of(method))
-    ours, theirs = play(method, fast), play(method, reference)
-    assert any(value.abs().max() > 1e-3 for value in ours.shared.values()), "nothing was learnt"
-    close(ours.down, theirs.down, "")
-    kept = private_of(fast)
-    assert kept.keys() == private_of(reference).keys()
-    for client, mine in private_of(reference).items():
-        close(kept[client], mine, f"client {client} ")
+    """Two ways to the same numbers, which have in common what the method says and the rows that are visited.
+
+    Both keep what clients keep, and check what leaves them, in the same way. Otherwise, of methods that read
+    - features, local trains stacks of clients at once, linear heads in closed form and the rest by ``torch.func``, with
+      fedkeel's fused optimizers, and adds up tensors; wire trains one client after the other, by autograd and
+      PyTorch's optimizers, and every message goes through bytes;
+    - inputs of a network or items of a dual encoder, which cannot be stacked, both train client by client with the
+      gradients that the method gives, local with fedkeel's own optimizers, wire with PyTorch's and through bytes.
+    In phases without training both call ``measure``, wire through bytes.
+    """
+    fast, reference = played(method, LocalEngine), played(method, WireEngine)
+    assert any(value.abs().max() > 1e-3 for value in fast.state.shared.values()), "nothing was learnt"
+    close(fast.state.down, reference.state.down, "")
+    assert fast.private.keys() == reference.private.keys()
+    for client, mine in reference.private.items():
+        close(fast.private[client], mine, f"client {client} ")
 
 
 @every_method
 def test_engines_count_the_same_bytes(method: Method) -> None:
-    for phase in method.plan(1):
-        counts = []
-        for engine in (LocalEngine(clients_of(method)), WireEngine(clients_of(method))):
-            exchange = engine.exchange(method, start_of(method), phase, 1, [0, 1, 3])
-            counts.append((exchange.bytes_up, exchange.bytes_down, exchange.accepted))
-        assert counts[0] == counts[1]
-        assert bool(counts[0][0]) == bool(phase.sends)
+    fast, reference = played(method, LocalEngine).traffic, played(method, WireEngine).traffic
+    assert fast == reference
+    assert all(bool(bytes_up) == bool(phase.sends and accepted) for phase, bytes_up, _, accepted in fast)
+    assert all(bool(bytes_down) == bool(accepted) for _, _, bytes_down, accepted in fast)
 
 
 @every_method
-def test_engines_visit_the_same_rows(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    stacked, one_by_one = [], []
-    now = stacked
-    make_stack = local.stacked_schedule
+def test_engines_visit_the_same_rows(method: Method) -> None:
+    fast, reference = played(method, LocalEngine).visits, played(method, WireEngine).visits
+    assert bool(reference) == any(phase.epochs for phase in method.plan(1))
+    assert sorted(fast) == sorted(reference)
 
-    def spy_stack(who, group, round, phase):  # type: ignore[no-untyped-def]
-        index, weight, u, active = make_stack(who, group, round, phase)
-        for step, running in enumerate(active.tolist()):
-            for column, client in enumerate(group[:running]):
-                real = weight[step, column] > 0
-                picked, drawn = index[step, column][real].tolist(), u[step, column][real[: u.shape[2]]].tolist()
-                stacked.append((round, phase.name, client, step, picked, drawn))
-        return index, weight, u, active
 
-    def spy_alone(seed, name, rows, round, phase):  # type: ignore[no-untyped-def]
-        client = int(name.removeprefix("site-"))
-        owned = who.owned.of(client)
-        for step, (picked, u) in enumerate(base.schedule(seed, name, rows, round, phase)):
-            now.append((round, phase.name, client, step, owned[picked].tolist(), u.tolist()))
-            yield picked, u
+BY_ROWS = {method.reads: method for method in reversed(VARIANTS.values())}
+"""One method for each kind of rows."""
 
-    monkeypatch.setattr(local, "stacked_schedule", spy_stack)
-    monkeypatch.setattr(site, "schedule", spy_alone)
-    who = clients_of(method)
-    play(method, LocalEngine(who))
-    now = one_by_one
-    play(method, WireEngine(clients_of(method)))
-    trains = any(phase.epochs for phase in method.plan(1))
-    assert bool(one_by_one) == trains
-    assert sorted(stacked) == sorted(one_by_one)
+
+@pytest.mark.parametrize("reads", BY_ROWS)
+def test_engines_step_with_different_optimizers(reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one engine cannot work without its optimizers, the other does."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such optimizer")
+
+    def work(engine: type[Simulated]) -> None:
+        method = BY_ROWS[reads]
+        engine(clients_of(method)).exchange(method, start_of(method), method.plan(1)[0], 1, [0, 1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.Optimizer, "__init__", broken)
+        work(LocalEngine)
+        with pytest.raises(MethodFailed, match="no such optimizer"):
+            work(WireEngine)
+    for optim in (SGD, AdamW):
+        monkeypatch.setattr(optim, "step", broken)
+        monkeypatch.setattr(optim, "step_plain", broken)
+    work(WireEngine)
+    with pytest.raises(MethodFailed, match="no such optimizer"):
+        work(LocalEngine)
+
+
+def test_heads_in_closed_form_need_no_autograd_on_the_fast_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no autograd")
+
+    method = VARIANTS["fedavg"]
+    monkeypatch.setattr(torch.autograd, "grad", broken)
+    play(method, LocalEngine(clients_of(method)))
+    with pytest.raises(MethodFailed, match="no autograd"):
+        play(method, WireEngine(clients_of(method)))
 
 
 @every_method
 @pytest.mark.parametrize("engine", ["local", "wire"])
 def test_resume_after_every_phase_is_bit_identical(method: Method, engine: str, tmp_path: Path) -> None:
-    whole = digest(journaled(method, engine, tmp_path / "whole", stop_after=None).down)
-    phases = sum(len(method.plan(round)) for round in range(1, method.rounds + 1))
-    for stop in range(1, phases + 1):
-        folder = tmp_path / f"stopped-{stop}"
-        with pytest.raises(KilledError):
-            journaled(method, engine, folder, stop_after=stop)
-        assert digest(journaled(method, engine, folder, stop_after=None).down) == whole, f"stopped after phase {stop}"
+    """A run that is killed after a phase leaves the folder as it is at that moment: from there it goes on."""
+    killed: list[Path] = []
+    whole = digest(journaled(method, engine, tmp_path / "whole", killed).down)
+    assert len(killed) == sum(len(method.plan(round)) for round in range(1, method.rounds + 1))
+    for folder in killed:
+        assert digest(journaled(method, engine, folder).down) == whole, folder.name
 
 
-class KilledError(Exception):
-    pass
-
-
-def journaled(method: Method, engine: str, folder: Path, stop_after: int | None) -> State:
-    """Run or continue in a folder; dies right after the given number of phases is on disk."""
+def journaled(method: Method, engine: str, folder: Path, killed: list[Path] | None = None) -> State:
+    """Run or continue in a folder, of which a copy is kept as it is after every phase, if asked for."""
     folder.mkdir(exist_ok=True)
     with Checkpoints(folder, "experiment", every=0) as checkpoints, Log(folder / "events.jsonl") as log:
         runner = ENGINES[engine](replace(clients_of(method), store=Store(checkpoints.private, "run")))
-        save, count = checkpoints.save, 0
+        save = checkpoints.save
 
-        def counted(point):  # type: ignore[no-untyped-def]
-            nonlocal count
-            if count == stop_after:  # dead: nothing is written any more
-                raise KilledError
+        def copied(point: Checkpoint) -> None:
             save(point)
-            count += 1
-            if count == stop_after:
-                raise KilledError
+            if killed is not None:
+                killed.append(folder.with_name(f"after {point.round}-{point.index}"))
+                copytree(folder, killed[-1])
 
-        checkpoints.save = counted  # type: ignore[method-assign]
+        checkpoints.save = copied  # type: ignore[assignment]
         try:
             state = Loop(method, runner, log, checkpoints).rounds(start_of(method))
             private = private_of(runner)
@@ -237,7 +152,7 @@ def test_nothing_private_reaches_the_wire(method: Method) -> None:
     """
     who, sent = clients_of(method), []
     mark = np.float32(1.2345678e-3)
-    if method.reads == "features":
+    if who.x.tensor is not None:
         who.x.tensor[:, 0] = float(mark)  # a feature that every row has
 
     def listen(client: str, reply: bytes) -> bytes:

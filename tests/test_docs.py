@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,13 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-import fedkeel as fk
-from federations import CLASSES, DIM, TASK, clients
-from fedkeel.core.method import METHODS
-from fedkeel.engines.local import LocalEngine
-from fedkeel.engines.wire import WireEngine
-from test_contract import close, play
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
@@ -44,32 +36,6 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         ran += 1
     assert ran or page.name == "methods.md", "a page without examples"
-
-
-def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
-    """The file of CONTRIBUTING.md is a method like any other: engines agree on it, and a whole run uses it."""
-    text = next(
-        text for language, _, text in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()) if "register" in text
-    )
-    file = tmp_path / "smooth.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location("smooth", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        method = METHODS["smooth"](rounds=3, batch=8)
-        close(play(method, LocalEngine, clients()).shared, play(method, WireEngine, clients()).shared, "")
-        plain = play(METHODS["fedavg"](rounds=3, batch=8), LocalEngine, clients()).shared
-        none = play(METHODS["smooth"](rounds=3, batch=8, smoothing=0.0), LocalEngine, clients()).shared
-        close(none, plain, "no smoothing is FedAvg: ")
-        result = fk.run(data={"source": "digits"}, partition={"clients": 5}, method=method, out=tmp_path / "run")
-        assert result.summary["method"] == "smooth"
-        assert fk.run(out=tmp_path / "run", resume=True).digest == result.digest
-    finally:
-        METHODS.pop("smooth", None)
-    assert method.start(TASK).shared["head.weight"].shape == (CLASSES, DIM)
 
 
 def test_commands_in_the_text_are_real() -> None:

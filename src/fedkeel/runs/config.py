@@ -137,7 +137,17 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
         raise FedkeelError(f"{where}: report.tail is {tail}, above report.head, {head}: make it the smaller one")
     if experiment.run.drift:
         measurable(method)
+    if experiment.run.observe:
+        _must_be_observers(experiment.run.observe, where)
     return experiment.model_copy(update={"method": settings(method)})
+
+
+def _must_be_observers(names: Iterable[str], where: str) -> None:
+    from fedkeel.runs.observers.base import OBSERVERS  # observers read configs
+
+    for name in names:
+        if name not in OBSERVERS:
+            raise FedkeelError(f"{where}: run.observe: {unknown('observer', name, OBSERVERS)}")
 
 
 def laid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Said:

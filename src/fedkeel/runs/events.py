@@ -18,7 +18,10 @@ KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "exchange": lambda event: (event["round"], event["index"]),
     "personal": lambda event: event["client"],
 }
-"""What tells events of a kind apart: of those with the same key the last one counts, of starts the first."""
+"""What tells events of a kind apart: of those with the same key the last one counts, of starts the first.
+
+Other kinds, which observers may write as they like, are told apart by ``round`` and ``client`` where they have a round.
+"""
 
 
 class Log:
@@ -151,7 +154,7 @@ def _read(folder: Path) -> Record | None:
             raise FedkeelError(f"{path} line {number} is not JSON, the file is damaged: run again elsewhere") from None
         kind = event.get("event")
         same = whole.setdefault(kind, {})
-        key = KEYS[kind](event) if kind in KEYS else len(same)
+        key = KEYS[kind](event) if kind in KEYS else _place(event, len(same))
         same[key] = same.get(key, event) if kind == "start" else event
     if "start" not in whole:
         return None
@@ -163,6 +166,10 @@ def _read(folder: Path) -> Record | None:
     exchanges, rounds = several.pop("exchange"), several.pop("round")
     observed = {kind: list(events.values()) for kind, events in whole.items()}
     return Record(folder, start, exchanges, rounds, **one, **several, observed=observed)
+
+
+def _place(event: Mapping[str, Any], number: int) -> Any:
+    return (event["round"], event.get("client")) if "round" in event else number
 
 
 def _in_order(events: Mapping[Any, dict[str, Any]]) -> list[dict[str, Any]]:
