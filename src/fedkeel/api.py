@@ -31,9 +31,9 @@ from fedkeel.models.cache import Encoded, features
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.papers import PAPERS
 from fedkeel.papers import RECIPES as PUBLISHED
-from fedkeel.papers.beside import section
-from fedkeel.papers.beside import text as beside_text
 from fedkeel.papers.commentary import COMMENTARY
+from fedkeel.papers.comparison import section
+from fedkeel.papers.comparison import text as beside_text
 from fedkeel.papers.figures import FIGURES
 from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personal_model, with_settings

@@ -80,7 +80,7 @@ def test_what_came_is_writable_and_no_view_of_the_message() -> None:
 
 
 GOOD = encode(Up("run-7", 3, "train", "site-1", 17.0, {"head.weight": torch.ones(2, 3), "head.bias": torch.zeros(2)}))
-ASKING = encode(Down("run-7", 3, "train", {"head.weight": torch.ones(2, 3), "told.x": torch.zeros(2)}, 2001))
+ASKING = encode(Down("run-7", 3, "train", {"head.weight": torch.ones(2, 3), "per_client.x": torch.zeros(2)}, 2001))
 
 
 def parts(data: bytes) -> tuple[dict[str, Any], bytes]:

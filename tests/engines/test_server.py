@@ -15,7 +15,7 @@ import torch
 from backbones import reading_images
 from federations import CLASSES, TASK, clients, private_of
 from fedkeel.core.message import NEVER, Down, Up, decode, encode
-from fedkeel.core.method import Phase, State, Task, Trained, Update, added, place
+from fedkeel.core.method import Phase, State, Task, Trained, Update, added, exchange_number
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Enrolment, Roster
 from fedkeel.core.tree import Tree, digest, put
@@ -41,7 +41,7 @@ class MadeUp(Trained):
     name = "made-up"
 
     def start(self, task: Task) -> State:
-        told = {"told.place": torch.arange(task.clients).float()[:, None]}
+        told = {"per_client.place": torch.arange(task.clients).float()[:, None]}
         return State({"head.w": torch.zeros(4)}, {"c.w": torch.zeros(4), "first.seed": torch.ones(2)}, told)
 
     @property
@@ -97,7 +97,9 @@ class Remote:
             mine = self.store.read(name, down.accepted)
             mine = method.private(down.arrays) if mine is None else mine
             moved = 1 if phase.sends else 0
-            self.store.write(name, place(method, round, phase), {key: value + moved for key, value in mine.items()})
+            self.store.write(
+                name, exchange_number(method, round, phase), {key: value + moved for key, value in mine.items()}
+            )
             if not phase.sends:
                 server.nothing_to_send([client])
                 continue
@@ -185,12 +187,12 @@ def test_a_client_is_told_its_own_row_and_the_start_once() -> None:
     engine.exchange(method, state, phase, 1, [1, 4])
     engine.exchange(method, state, phase, 2, [4, 5])
     assert [(name, list(down.arrays), down.accepted) for name, down in engine.asked] == [
-        ("site-1", ["first.seed", "head.w", "c.w", "told.place"], NEVER),
-        ("site-4", ["first.seed", "head.w", "c.w", "told.place"], NEVER),
-        ("site-4", ["head.w", "c.w", "told.place"], 1000),
-        ("site-5", ["first.seed", "head.w", "c.w", "told.place"], NEVER),
+        ("site-1", ["first.seed", "head.w", "c.w", "per_client.place"], NEVER),
+        ("site-4", ["first.seed", "head.w", "c.w", "per_client.place"], NEVER),
+        ("site-4", ["head.w", "c.w", "per_client.place"], 1000),
+        ("site-5", ["first.seed", "head.w", "c.w", "per_client.place"], NEVER),
     ]
-    assert [float(down.arrays["told.place"]) for _, down in engine.asked] == [1, 4, 4, 5]
+    assert [float(down.arrays["per_client.place"]) for _, down in engine.asked] == [1, 4, 4, 5]
     assert engine.accepted.tolist() == [NEVER, 1000, NEVER, NEVER, 2000, 2000]
 
 
@@ -351,7 +353,7 @@ def checkpoint_sizes(folder: Path, log: Log, count: int, participation: float, r
 
         checkpoints.save = measured  # type: ignore[method-assign, assignment]
         method = MadeUp(rounds=rounds, participation=participation)
-        Loop(method, engine, log, checkpoints).rounds(replace(method.start(task(who)), told={}))
+        Loop(method, engine, log, checkpoints).rounds(replace(method.start(task(who)), per_client={}))
         visited = int((engine.accepted != NEVER).sum())
         assert len(engine.store.clients()) == visited
         engine.store.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engines.threads import Places, side_by_side
+from fedkeel.engines.threads import Places, in_parallel
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,11 @@ def test_results_come_in_order_and_every_place_has_one_worker() -> None:
             busy.remove(place)
         return item, threads
 
-    assert list(side_by_side(work, range(12), numbered())) == [(item, 1) for item in range(12)]
+    assert list(in_parallel(work, range(12), numbered())) == [(item, 1) for item in range(12)]
     assert most[0] > 1
     assert used <= {0, 1, 2}
     assert torch.get_num_threads() == 3
-    assert list(side_by_side(work, range(1), numbered())) == [(0, 3)], "one item has all threads"
+    assert list(in_parallel(work, range(1), numbered())) == [(0, 3)], "one item has all threads"
 
 
 def test_a_failure_is_raised_where_its_result_would_come() -> None:
@@ -56,7 +56,7 @@ def test_a_failure_is_raised_where_its_result_would_come() -> None:
             raise ValueError("two")
         return item
 
-    results = side_by_side(work, range(6), numbered())
+    results = in_parallel(work, range(6), numbered())
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(results)

@@ -141,7 +141,9 @@ def test_fednoro_s_loss(bias: bool) -> None:
         t = batch.x[client].numpy() @ visit.down[WEIGHT].numpy().T + (visit.down[BIAS].numpy() if bias else 0)
         expected = (1 - w) * ce + w * kl(softmax(t / 0.8, axis=1)[:, :3], log_p)
         assert_allclose(method.rows(logits, batch, visit)[client], expected, rtol=1e-4)
-        alone = replace(visit, counts=counts[client], told={fednoro.NOISY: visit.told[fednoro.NOISY][client]})
+        alone = replace(
+            visit, counts=counts[client], per_client={fednoro.NOISY: visit.per_client[fednoro.NOISY][client]}
+        )
         one = Batch(batch.x[client], batch.y[client], batch.weight[client], batch.u)
         assert_allclose(method.rows(logits[client], one, alone), expected, rtol=1e-4)
         check_residual(method, logits[client], one, alone)
@@ -190,7 +192,7 @@ def test_distance_aware_weights() -> None:
     for nothing in (~noisy & noisy, noisy | ~noisy):
         assert_allclose(fednoro.distance_aware(heads, rows, nothing), rows / 100)
     state = State(
-        {WEIGHT: torch.ones(1, 1), BIAS: torch.ones(1)}, told={fednoro.NOISY: torch.tensor([1.0, 0, 0, 9, 1])}
+        {WEIGHT: torch.ones(1, 1), BIAS: torch.ones(1)}, per_client={fednoro.NOISY: torch.tensor([1.0, 0, 0, 9, 1])}
     )
     update = Update({}, heads, torch.tensor([1, 2, 0, 4]), rows.double(), 5)
     merged = FedNoRo().merge(state, update, FedNoRo().plan(50)[0])
@@ -202,7 +204,7 @@ def test_distance_aware_weights() -> None:
 def test_fednoro_finds_the_noisy_clients(engine: type) -> None:
     who, _ = noisy_federation()
     state = play(FedNoRo(rounds=3, batch=20), engine, who)
-    assert tuple(state.told[fednoro.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
+    assert tuple(state.per_client[fednoro.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
     assert not private(who)
 
 
@@ -227,7 +229,7 @@ def test_fedcorr_s_proximal_term() -> None:
     """d / dw of beta mu ||w - w_G|| by differences: the norm, not its square, over weight and bias together."""
     method, down = FedCorr(beta=5.0), {WEIGHT: drawn(2, 3, seed=1), BIAS: drawn(2, seed=2)}
     params = {WEIGHT: drawn(2, 3, seed=3), BIAS: drawn(2, seed=4)}
-    visit = Visit(down, {}, method.plan(1)[0], told=told(1.0, 0.3))
+    visit = Visit(down, {}, method.plan(1)[0], per_client=told(1.0, 0.3))
     zero = {name: torch.zeros_like(value) for name, value in params.items()}
     got = method.adjust(zero, params, batch_of(), visit)
     flat, centre = (np.concatenate([tree[name].double().numpy().ravel() for name in params]) for tree in (params, down))
@@ -257,14 +259,14 @@ def test_fedcorr_s_corrected_labels() -> None:
     method, batch, judges = FedCorr(confidence=0.6), batch_of(3), drawn(3, CLASSES, DIM, seed=11)
     above = torch.tensor([1.0, 3.0, -1.0])
     mine = {fedcorr.JUDGE + WEIGHT: judges, fedcorr.ABOVE: above}
-    visit = Visit({}, mine, Phase("usual"), told=told([1.0, 1.0, 0.0], [0.5, 0.5, 0.0]))
+    visit = Visit({}, mine, Phase("usual"), per_client=told([1.0, 1.0, 0.0], [0.5, 0.5, 0.0]))
     got = method.labels(batch, visit)
     changed = 0
     for client in range(2):
         x, y, judge = batch.x[client].numpy(), batch.y[client].numpy(), judges[client].numpy()
         expected = corrected_by_hand(x, y, judge, float(above[client]), 0.6)
         assert got[client].tolist() == expected.tolist()
-        alone = Visit({}, {name: value[client] for name, value in mine.items()}, visit.phase, told=told(1.0, 0.5))
+        alone = Visit({}, {name: value[client] for name, value in mine.items()}, visit.phase, per_client=told(1.0, 0.5))
         one = Batch(batch.x[client], batch.y[client], batch.weight[client], batch.u)
         assert method.labels(one, alone).tolist() == expected.tolist()
         logits = drawn(BATCH, CLASSES, seed=12)
@@ -284,7 +286,7 @@ def test_fedcorr_relabels_the_rows_with_the_highest_losses(share: float) -> None
     x, y = features[rows], who.y[rows]
     head = torch.linalg.lstsq(features, torch.nn.functional.one_hot(torch.from_numpy(truth)).float()).solution.T * 4
     mine = {fedcorr.OWN + WEIGHT: head, fedcorr.JUDGE + WEIGHT: torch.zeros_like(head), fedcorr.ABOVE: torch.zeros(())}
-    visit = Visit({WEIGHT: head}, mine, method.plan(1)[2], told=told(1.0, 0.0))
+    visit = Visit({WEIGHT: head}, mine, method.plan(1)[2], per_client=told(1.0, 0.0))
     sends, kept = method.measure(x, y, visit)
     level = float(sends[fedcorr.MU])
     assert level == pytest.approx(0.6, abs=0.1), "72 of 120 labels are wrong"
@@ -292,7 +294,7 @@ def test_fedcorr_relabels_the_rows_with_the_highest_losses(share: float) -> None
     count = int(level * share * 120)
     assert set(np.flatnonzero(losses > float(kept[fedcorr.ABOVE]))) == set(np.argsort(-losses)[:count])
     assert not kept[fedcorr.OWN + WEIGHT].any(), "the client's own head was needed until here only"
-    sends, kept = method.measure(x, y, replace(visit, told=told(0.0, 0.0)))
+    sends, kept = method.measure(x, y, replace(visit, per_client=told(0.0, 0.0)))
     assert float(sends[fedcorr.MU]) == 0
     assert float(kept[fedcorr.ABOVE]) > losses.max()
     sends, kept = method.measure(x, y, replace(visit, phase=FedCorr(rounds=4).plan(3)[1]))
@@ -308,14 +310,14 @@ def test_fedcorr_adds_up_the_lids_and_splits_the_clients() -> None:
         update = Update({}, {fedcorr.LID: torch.tensor(lids)}, torch.arange(5), torch.ones(5), 1)
         state = method.merge(state, update, phase)
     assert_allclose(state.server[fedcorr.LEDGER], [2, 2.3, 0, 2.15, 5], rtol=1e-6)
-    assert state.told[fedcorr.NOISY].tolist() == [0, 0, 0, 0, 1]
+    assert state.per_client[fedcorr.NOISY].tolist() == [0, 0, 0, 0, 1]
 
 
 def test_fedcorr_fine_tunes_on_the_clean_clients() -> None:
     """Clients 0, 2 and 3 of levels 0, 0.1 and 0.4 move by 1, 4 and 100; with rows 1, 2, 3 and kappa 0.1 the mean is
     (1 + 2 * 4) / 3 = 3. If only client 3 takes part there is nobody clean, and it counts."""
     method, tune = FedCorr(rounds=10), FedCorr(rounds=10).plan(2)[0]
-    state = replace(State({WEIGHT: torch.zeros(1, 1)}), told=told([0.0, 0, 1, 1], [0.0, 0.9, 0.1, 0.4]))
+    state = replace(State({WEIGHT: torch.zeros(1, 1)}), per_client=told([0.0, 0, 1, 1], [0.0, 0.9, 0.1, 0.4]))
     each = {WEIGHT: torch.tensor([[[1.0]], [[4.0]], [[100.0]]])}
     merged = method.merge(state, Update({}, each, torch.tensor([0, 2, 3]), torch.tensor([1.0, 2, 3]).double(), 2), tune)
     assert float(merged.shared[WEIGHT]) == pytest.approx(3)
@@ -327,12 +329,14 @@ def test_fedcorr_finds_the_noisy_clients_and_repairs_their_labels() -> None:
     who, truth = noisy_federation()
     method = FedCorr(rounds=20, batch=20)
     state = play(method, LocalEngine, who)
-    assert tuple(state.told[fedcorr.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
-    assert_allclose(state.told[fedcorr.LEVEL][list(NOISY_ONES)], 0.6, atol=0.15)
+    assert tuple(state.per_client[fedcorr.NOISY].nonzero().flatten().tolist()) == NOISY_ONES
+    assert_allclose(state.per_client[fedcorr.LEVEL][list(NOISY_ONES)], 0.6, atol=0.15)
     for client in NOISY_ONES:
         rows = who.rows(client)
         batch = Batch(who.x.tensor[rows], who.y[rows], torch.full((120,), 1 / 120), torch.empty(0))
-        labels = method.labels(batch, Visit({}, private(who)[client], Phase("usual"), told=told(1.0, 0.6))).numpy()
+        labels = method.labels(
+            batch, Visit({}, private(who)[client], Phase("usual"), per_client=told(1.0, 0.6))
+        ).numpy()
         assert (who.y[rows].numpy() == truth[rows]).mean() == pytest.approx(0.4)
         assert (labels == truth[rows]).mean() > 0.85
 

@@ -14,12 +14,13 @@ import torch
 from test_steps import ENGINES, X, Y, two_clients
 
 from backbones import reading_images
-from federations import CLASSES, TASK, clients, played, private
+from federations import CLASSES, TASK, clients, played, private, private_of
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Method, State, Task
 from fedkeel.core.tree import Tree, learnt, select, take
-from fedkeel.engines.base import Clients, schedule
+from fedkeel.engines.base import schedule
 from fedkeel.engines.local import LocalEngine
+from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.fednova import FedNova
@@ -99,20 +100,20 @@ def test_scaffold_with_half_of_the_clients(engine: type) -> None:
     same(private(who)[1]["c_i.head.weight"], g)
 
 
-def of_all(who: Clients, method: Scaffold, state: State, name: str) -> torch.Tensor:
+def of_all(engine: Simulated, method: Scaffold, state: State, name: str) -> torch.Tensor:
     """The mean of c_i over all clients that hold rows, visited or not."""
-    able = np.flatnonzero(who.owned.sizes).tolist()
-    return torch.stack([who.mine(client, method, state)[f"c_i.{name}"] for client in able]).double().mean(0)
+    kept = [engine.mine(method, state, client)[f"c_i.{name}"] for client in engine.roster.able]
+    return torch.stack(kept).double().mean(0)
 
 
 def test_the_mean_of_the_control_variates_is_the_server_s() -> None:
     """With everybody taking part every round c is the mean of all c_i."""
-    method, who = Scaffold(lr=0.05, batch=8, bias=True), clients()
-    state = played(method, LocalEngine(who), method.start(TASK), rounds=4)
-    assert len(private(who)) == 6
+    method, engine = Scaffold(lr=0.05, batch=8, bias=True), LocalEngine(clients())
+    state = played(method, engine, method.start(TASK), rounds=4)
+    assert len(private_of(engine)) == 6
     for name, c in take("c.", state.server).items():
         assert float(c.abs().max()) > 0.01
-        assert float((of_all(who, method, state, name) - c).abs().max()) <= 1e-6
+        assert float((of_all(engine, method, state, name) - c).abs().max()) <= 1e-6
 
 
 @pytest.mark.parametrize("network", [False, True], ids=["head", "network"])
@@ -123,10 +124,10 @@ def test_the_mean_of_the_control_variates_with_lost_replies(participation: float
     method = Scaffold(**usual, tune="network") if network else Scaffold(**usual, bias=True)
     who, task = reading_images(clients(), CLASSES) if network else (clients(), TASK)
     lost = ("site-3", "site-5")
-    engine = WireEngine(who, lambda client, reply: b"" if client in lost else reply)
+    engine = WireEngine(who, transport=lambda client, reply: b"" if client in lost else reply)
     state = played(method, engine, method.start(task), rounds=3 if network else 6)
-    assert 0 < len(who.private) <= 4, "two never change their c_i"
-    means = {name: of_all(who, method, state, name) for name in take("c.", state.server)}
+    assert 0 < len(private_of(engine)) <= 4, "two never change their c_i"
+    means = {name: of_all(engine, method, state, name) for name in take("c.", state.server)}
     assert means.keys() == learnt(state.shared).keys()
     for name, c in take("c.", state.server).items():
         assert float((means[name] - c).abs().max()) <= 1e-6

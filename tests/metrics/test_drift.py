@@ -278,7 +278,7 @@ def test_it_is_the_gradient_that_each_method_steps_with(name: str) -> None:
         state, phase = replace(state, shared=head), stepping(method, round)
         if phase is None or phase.draws:
             continue
-        told = {key: value[:1] for key, value in state.told.items()}
+        told = {key: value[:1] for key, value in state.per_client.items()}
         mine = {key: value[None] for key, value in LocalEngine(who).mine(method, state, 0).items()}
         visit = Visit(going_down(state, phase), mine, phase, round, who.counts, told)
         params = {key: value[None] for key, value in method.begin(first_of(visit)).items()}

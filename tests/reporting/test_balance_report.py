@@ -14,7 +14,7 @@ from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F
 from test_report import Page
 
 import fedkeel as fk
-from fedkeel.papers import PAPERS, RECIPES, beside, fedpurel, fedpurel_verdicts
+from fedkeel.papers import PAPERS, RECIPES, comparison, fedpurel, fedpurel_verdicts
 from fedkeel.papers.commentary import COMMENTARY
 from fedkeel.papers.measures import METRICS, Ran
 from fedkeel.reporting import balance, balance_plots, canvas, html, personal
@@ -433,23 +433,25 @@ def test_the_paper_stands_beside_a_laptop_s_split_and_its_own(tmp_path: Path) ->
             run.start["config"]["data"]["source"] = source
             runs.append(ran(run, "fedpurel:peft=prompt", f"{kind}:alpha={alpha:g}", column))
     source = RECIPES["fedpurel/heterogeneity"][0]
-    lines = {(found.claim.metric, found.claim.setting): found for found in beside.lines(source, runs)
+    lines = {(found.claim.metric, found.claim.setting): found for found in comparison.lines(source, runs)
              if found.claim.called == "FedPuReL"}  # fmt: skip
     first, third = lines["gm", "α = 0.1"], lines["gm", "α = 1"]
     assert [first.paper, third.paper] == [68.88, 69.77]
     assert [ours and ours.mean for ours in first.ours] == [pytest.approx(61)] * 2
     assert [ours and ours.mean for ours in third.ours] == [pytest.approx(70)] * 2
     assert lines["gm", "α = 5"].ours == (None, None)
-    text = beside.section(PAPERS["fedpurel"], "Table 7", RECIPES["fedpurel/heterogeneity"], runs)
+    text = comparison.section(PAPERS["fedpurel"], "Table 7", RECIPES["fedpurel/heterogeneity"], runs)
     assert "64.79 at every alpha" in Page(text).text
     assert "PromptFolio + Fed-GraB" in text
-    assert "69.77" in beside.text(RECIPES["fedpurel/heterogeneity"], runs)
+    assert "69.77" in comparison.text(RECIPES["fedpurel/heterogeneity"], runs)
 
 
 def test_other_datasets_do_not_stand_beside_the_numbers_of_cifar_100(tmp_path: Path) -> None:
     run = tailed_run(tmp_path / "a")
     run.start["config"]["data"]["source"] = "hf:ethz/food101"
-    found = beside.lines(RECIPES["fedpurel/heterogeneity"][0], [ran(run, "fedpurel:peft=prompt", "dirichlet:alpha=1")])
+    found = comparison.lines(
+        RECIPES["fedpurel/heterogeneity"][0], [ran(run, "fedpurel:peft=prompt", "dirichlet:alpha=1")]
+    )
     assert all(line.ours == (None,) for line in found)
 
 

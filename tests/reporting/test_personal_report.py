@@ -15,10 +15,10 @@ from test_report import Page
 
 import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
-from fedkeel.papers import PAPERS, RECIPES, beside, lp_ft
+from fedkeel.papers import PAPERS, RECIPES, comparison, lp_ft
 from fedkeel.papers.commentary import COMMENTARY
 from fedkeel.papers.measures import METRICS, Ran
-from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, sweeps, ways
+from fedkeel.reporting import canvas, grouping, html, personal, personal_plots, personalised, sweeps
 from fedkeel.reporting.render import render
 from fedkeel.runs.events import Log, Record, read
 from fedkeel.runs.variant import Variant
@@ -213,7 +213,7 @@ def test_what_has_not_ended_is_left_out_and_said(two_seeds: list[Record], undraw
     words = Page(section(html.page(two_seeds[:1]))).text
     assert "soup-ft" not in words
     assert "1 not finished and left out" in words
-    assert ways.waiting(grouping.groups(two_seeds)) == 1
+    assert personalised.waiting(grouping.groups(two_seeds)) == 1
 
 
 def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
@@ -259,12 +259,12 @@ def test_the_terminal_has_the_tabulated_numbers(two_seeds: list[Record]) -> None
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def way(records: Sequence[Record], label: str) -> ways.Way:
-    return next(found for found in ways.ways(grouping.groups(records)) if found.label == label)
+def way(records: Sequence[Record], label: str) -> personalised.Way:
+    return next(found for found in personalised.ways(grouping.groups(records)) if found.label == label)
 
 
 def test_figures_are_stable_and_name_what_they_show(two_seeds: list[Record]) -> None:
-    made = ways.ways(grouping.groups(two_seeds))
+    made = personalised.ways(grouping.groups(two_seeds))
     for draw in (personal_plots.at_home, personal_plots.everywhere, personal_plots.distortion):
         picture = draw(made, "")
         assert picture is not None
@@ -294,7 +294,7 @@ def painted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_what_is_painted_is_what_was_measured(two_seeds: list[Record], painted: list[Any]) -> None:
     """Global model at home: BEFORE, from worst to best; everywhere: its mean, 70. FT: 90 at home, 56.8 everywhere."""
-    made = ways.ways(grouping.groups(two_seeds))
+    made = personalised.ways(grouping.groups(two_seeds))
     personal_plots.at_home(made, "")
     before, ft, _ = (line.get_xdata() for line in painted[-1].lines)
     assert np.allclose(before, [45, 70, 75, 80, 80])
@@ -323,7 +323,7 @@ def test_many_clients_have_no_map_and_the_worst_served_have_a_line(tmp_path: Pat
     run = digits_run(tmp_path / "run")
     names = [f"c{k:02d}" for k in range(61)]
     write_personal(run, "ft", matrix(0.9, 0.5, 61), names=names, before=[k / 61 for k in range(61)])
-    (only,) = ways.ways(grouping.groups([run]))
+    (only,) = personalised.ways(grouping.groups([run]))
     assert personal_plots.heat_map(only, "") is None
     picture = personal_plots.at_home([only], "")
     assert picture is not None
@@ -337,7 +337,7 @@ def test_too_many_ways_are_drawn_by_the_best_of_each_strategy(tmp_path: Path, un
     for k in range(8):
         write_personal(run, f"ft:lr={0.001 * (k + 1)}", matrix(0.9, 0.5 + 0.01 * (k % 5)))
     write_personal(run, "lp-ft", matrix(0.9, 0.6))
-    made = ways.ways(grouping.groups([run]))
+    made = personalised.ways(grouping.groups([run]))
     assert [way.label for way in personal._typical(made)] == ["ft, lr=0.005", "lp-ft"]
     assert len(tables_of(section(html.page([run])))[0]) == 1 + 1 + 9, "the table has them all"
 
@@ -361,7 +361,7 @@ def swept(tmp_path: Path) -> list[Record]:
 
 
 def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
-    made = ways.ways(grouping.groups(swept))
+    made = personalised.ways(grouping.groups(swept))
     panels = sweeps.panels(made)
     assert [(panel.name, panel.key, list(panel.curves)) for panel in panels] == [
         ("ft", "lr", ["0.0001", "0.001"]), ("sparse-ft", None, ["sparse-ft"]),
@@ -376,7 +376,7 @@ def test_sweeps_over_epochs_are_found(swept: list[Record]) -> None:
 
 def test_curves_begin_at_the_global_model(swept: list[Record], painted: list[Any]) -> None:
     """FT with lr 0.0001: own 0.81, 0.85, 0.95; abroad 0.6 - epochs / 1000, at one client 0.1 less."""
-    sweeps.curves(sweeps.panels(ways.ways(grouping.groups(swept)))[0], "")
+    sweeps.curves(sweeps.panels(personalised.ways(grouping.groups(swept)))[0], "")
     whole, local = painted[-1].lines[:2]
     assert list(whole.get_xdata()) == [0, 1, 5, 15]
     assert np.allclose(local.get_ydata(), [70, 81, 85, 95])
@@ -390,7 +390,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
     for epochs in (1, 5):
         for more in ("lr=0.1:mu=1", "lr=0.2:mu=1", "lr=0.3:mu=1", "lr=0.1:mu=2"):
             write_personal(run, f"proximal-ft:epochs={epochs}:{more}", matrix(0.8, 0.6))
-    panels = sweeps.panels(ways.ways(grouping.groups([run])))
+    panels = sweeps.panels(personalised.ways(grouping.groups([run])))
     assert [(panel.key, list(panel.curves)) for panel in panels] == [
         ("lr", ["0.1", "0.2", "0.3"]), ("mu", ["1", "2"]),
     ]  # fmt: skip
@@ -400,7 +400,7 @@ def test_a_second_setting_is_held_at_what_most_have(tmp_path: Path) -> None:
 
 def test_flooding_is_found_and_drawn(swept: list[Record]) -> None:
     """Global of FT at 0.1: own 0.85, abroad 0.59 three times and 0.49: (0.85 + 1.77 + 0.49) / 5 = 62.2 %."""
-    made = ways.ways(grouping.groups(swept))
+    made = personalised.ways(grouping.groups(swept))
     picture = sweeps.flooding(made, "")
     assert picture is not None
     for text in ("none", "0.1", "0.5", "1", "62", "ft", "lp-ft"):
@@ -419,7 +419,7 @@ def test_sweeps_are_on_the_page(swept: list[Record], undrawn: None) -> None:
 def test_settings_that_were_chosen_are_those_of_the_folder_s_name(tmp_path: Path) -> None:
     run = digits_run(tmp_path / "run")
     write_personal(run, "lp-ft:probe_lr=0.01:batch_norm=frozen:epochs=5", matrix(0.8, 0.6))
-    (made,) = ways.ways(grouping.groups([run]))
+    (made,) = personalised.ways(grouping.groups([run]))
     assert made.settings == {"probe_lr": 0.01, "batch_norm": "frozen", "epochs": 5}
     assert made.label == "lp-ft, probe_lr=0.01, batch_norm=frozen, epochs=5"
 
@@ -480,10 +480,10 @@ def ran(two_seeds: list[Record]) -> list[Ran]:
 
 def test_personal_models_of_a_run_are_set_beside_the_claims_of_their_strategy(ran: list[Ran]) -> None:
     assert [run.method for run in ran] == ["fedavg"] * 2 + ["lp-ft", "ft"] * 2
-    found = {source.name: beside.lines(source, ran) for source in RECIPES["lp-ft/main"]}
+    found = {source.name: comparison.lines(source, ran) for source in RECIPES["lp-ft/main"]}
     ours = {(line.claim.method, line.claim.metric): line.ours[0] for line in found["Table 2, Digit5"]}
-    assert ours["ft", "global_incl"] == beside.Ours(pytest.approx(56.8), pytest.approx(1.131371, abs=1e-5))
-    assert ours["ft", "average_lgw"] == beside.Ours(pytest.approx(62.6), pytest.approx(0.848528, abs=1e-5))
+    assert ours["ft", "global_incl"] == comparison.Ours(pytest.approx(56.8), pytest.approx(1.131371, abs=1e-5))
+    assert ours["ft", "average_lgw"] == comparison.Ours(pytest.approx(62.6), pytest.approx(0.848528, abs=1e-5))
     assert ours["soup-ft", "local"] is None
     for name in lp_ft.FEDERATIONS:
         others = [line.ours[0] for line in found[f"Table 2, {name}"]]
@@ -509,7 +509,7 @@ def test_settings_laid_over_a_recipe_change_no_names(tmp_path: Path) -> None:
 
 
 def test_the_wide_table_has_paper_and_ours_side_by_side(ran: list[Ran], undrawn: None) -> None:
-    text = beside.section(PAPERS["lp-ft"], "Table 2", RECIPES["lp-ft/main"], ran)
+    text = comparison.section(PAPERS["lp-ft"], "Table 2", RECIPES["lp-ft/main"], ran)
     assert text.count("<table>") == 6 + 1, "and the settings"
     digit5, *others = tables_of(text)
     assert digit5[0][0] == "Ours: digits5, small CNN"
@@ -524,7 +524,7 @@ def test_the_wide_table_has_paper_and_ours_side_by_side(ran: list[Ran], undrawn:
 
 
 def test_the_terminal_shows_what_was_run(ran: list[Ran]) -> None:
-    text = beside.text(RECIPES["lp-ft/main"], ran)
+    text = comparison.text(RECIPES["lp-ft/main"], ran)
     assert max(map(len, text.splitlines())) <= 100
     assert "Table 2, Digit5" in text
     assert "DomainNet" not in text
@@ -533,10 +533,10 @@ def test_the_terminal_shows_what_was_run(ran: list[Ran]) -> None:
 
 @pytest.mark.parametrize("name", ["lp-ft/overfitting", "lp-ft/distortion"])
 def test_figures_without_numbers_have_notes_only(name: str, ran: list[Ran]) -> None:
-    text = beside.section(PAPERS["lp-ft"], "", RECIPES[name], ran)
+    text = comparison.section(PAPERS["lp-ft"], "", RECIPES[name], ran)
     assert "no printed numbers" in text
     assert text.count("<table>") == 1, "the settings"
-    assert beside.text(RECIPES[name], ran) == ""
+    assert comparison.text(RECIPES[name], ran) == ""
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -549,7 +549,7 @@ def test_the_page_shows_on_every_screen(
     browser: Browser,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    opening = beside.section(PAPERS["lp-ft"], "Table 2", RECIPES["lp-ft/main"][:2], ran)
+    opening = comparison.section(PAPERS["lp-ft"], "Table 2", RECIPES["lp-ft/main"][:2], ran)
     parts = [html.Part("digits5", two_seeds), html.Part("Sweeps", swept)]
     text = html.book("LP-FT", "Personal models", "fedkeel reproduce lp-ft/main", [], opening, parts)
     ids = Page(text).ids

@@ -53,7 +53,7 @@ class Phase:
     """Whether what is sent grows with the client's rows: the gate then judges its length per row."""
 
 
-TOLD = "told."
+PER_CLIENT = "per_client."
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class State:
     shared: Tree
     server: Tree = field(default_factory=dict)
     """May go down as well; no part of the finished model."""
-    told: Tree = field(default_factory=dict)
-    """One row per client, names starting with ``told.``: each client is told its own row only."""
+    per_client: Tree = field(default_factory=dict)
+    """One row per client, names starting with ``per_client.``: each client is told its own row only."""
 
     @property
     def down(self) -> Tree:
@@ -103,7 +103,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Visit:
-    """What a client knows while it works; in a stack of clients ``mine``, ``told``, ``counts`` have one more axis."""
+    """What a client knows while it works; in a stack of clients ``mine``, ``per_client`` and ``counts`` are stacked."""
 
     down: Tree
     mine: Tree
@@ -111,7 +111,7 @@ class Visit:
     round: int = 1
     counts: Tensor = field(default_factory=lambda: torch.empty(0))
     """How many of the client's rows belong to each class."""
-    told: Tree = field(default_factory=dict)
+    per_client: Tree = field(default_factory=dict)
     """What the server told this client alone."""
 
 
@@ -271,7 +271,7 @@ def outgoing(sends: Tree, visit: Visit) -> Tree:
     return sends
 
 
-def place(method: AnyMethod, round: int, phase: Phase) -> int:
+def exchange_number(method: AnyMethod, round: int, phase: Phase) -> int:
     """The exchange of a phase as one number that grows from exchange to exchange of a run."""
     index = [planned.name for planned in method.plan(round)].index(phase.name)
     return round * 1000 + index

@@ -43,7 +43,7 @@ class Engine(Protocol):
 
     @property
     def accepted(self) -> np.ndarray:
-        """Of each client, the exchange (``core.method.place``) of the last update that was accepted from it."""
+        """Of each client, the number of the exchange whose update was accepted from it last."""
         ...
 
     def exchange(

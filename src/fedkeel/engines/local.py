@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, outgoing, place
+from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, exchange_number, outgoing
 from fedkeel.core.tree import Tree, stack, unstack
 from fedkeel.engines.base import Exchange, one_batch, schedule, steps_of, visited
 from fedkeel.engines.server import Server
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.site import Blame, own_optimizer, work
 from fedkeel.engines.sites import Sites
-from fedkeel.engines.threads import Places, side_by_side
+from fedkeel.engines.threads import Places, in_parallel
 from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe
 
 CACHE_BYTES = 8 * 2**20
@@ -48,7 +48,7 @@ class LocalEngine(Simulated):
     def exchange(self, method: AnyMethod, state: State, phase: Phase, round: int, cohort: Sequence[int]) -> Exchange:
         server = Server(self.roster, self.accepted, method, state, phase, round)
         server.count_bytes(cohort)
-        at = place(method, round, phase)
+        at = exchange_number(method, round, phase)
         for group in self.worked(method, state, phase, round, cohort, server):
             server.client_seconds += group.seconds
             for index, client in enumerate(group.clients if group.kept and phase.on != "test" else ()):
@@ -81,7 +81,7 @@ class LocalEngine(Simulated):
         if self.sites.x.tensor is not None:
             yield from (alone(self.sites, one) for one in one_by_one)
         else:
-            yield from side_by_side(alone, list(one_by_one), self.places)
+            yield from in_parallel(alone, list(one_by_one), self.places)
 
     @cached_property
     def places(self) -> Places[Sites]:
@@ -118,8 +118,8 @@ class LocalEngine(Simulated):
     ) -> Visit:
         """What the clients of a group know, stacked."""
         mine = stack([self.mine(method, State(server.down(client)), client) for client in group])
-        told = {name: value[group] for name, value in state.told.items()}
-        return Visit(server.visible, mine, phase, round, self.sites.counts[group], told)
+        per_client = {name: value[group] for name, value in state.per_client.items()}
+        return Visit(server.visible, mine, phase, round, self.sites.counts[group], per_client)
 
     def train(self, method: AnyMethod, params: Tree, whole: Visit, group: list[int]) -> Tensor:
         """Train the stack in place; gives the steps of each client."""
@@ -146,17 +146,17 @@ class LocalEngine(Simulated):
 def first_of(visit: Visit, count: int | None = None) -> Visit:
     """The visit of the first few clients of a stack; without a count that of the first one, no stack."""
     which = 0 if count is None else slice(count)
-    mine, told = ({name: value[which] for name, value in tree.items()} for tree in (visit.mine, visit.told))
-    return replace(visit, mine=mine, told=told, counts=visit.counts[which])
+    mine, per_client = ({name: value[which] for name, value in tree.items()} for tree in (visit.mine, visit.per_client))
+    return replace(visit, mine=mine, per_client=per_client, counts=visit.counts[which])
 
 
 def mapped(function: Callable[..., Any], visit: Visit, *stacked: Any) -> Any:
     """A function of one client's visit, and of more that is stacked, for every client of the stack."""
 
-    def one(mine: Tree, told: Tree, counts: Tensor, *parts: Any) -> Any:
-        return function(replace(visit, mine=mine, told=told, counts=counts), *parts)
+    def one(mine: Tree, per_client: Tree, counts: Tensor, *parts: Any) -> Any:
+        return function(replace(visit, mine=mine, per_client=per_client, counts=counts), *parts)
 
-    return torch.vmap(one)(visit.mine, visit.told, visit.counts, *stacked)
+    return torch.vmap(one)(visit.mine, visit.per_client, visit.counts, *stacked)
 
 
 def adjusted(method: AnyMethod, grads: Tree, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tree:

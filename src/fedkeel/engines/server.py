@@ -17,7 +17,7 @@ import torch
 
 from fedkeel.core.errors import BadMessage
 from fedkeel.core.message import NEVER, Down, Up, decode, size
-from fedkeel.core.method import AnyMethod, Phase, State, Update, place
+from fedkeel.core.method import AnyMethod, Phase, State, Update, exchange_number
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, select, stack, unstack
 from fedkeel.engines import gate
@@ -74,7 +74,7 @@ class Server:
         self, roster: Roster, accepted: np.ndarray, method: AnyMethod, state: State, phase: Phase, round: int
     ) -> None:
         self.roster, self._accepted, self._phase, self._round = roster, accepted, phase, round
-        self._place, self._told = place(method, round, phase), state.told
+        self._place, self._per_client = exchange_number(method, round, phase), state.per_client
         self.visible = going_down(state, phase)
         self._first = {**select(state.down, method.first_visit), **self.visible}
         self.expected: Tree = select(state.down, phase.sends) if phase.sends else {}
@@ -94,11 +94,11 @@ class Server:
     # ---- down
 
     def down(self, client: int) -> Tree:
-        """The arrays that go down to a client, apart from what it alone is told."""
+        """The arrays that go down to a client, apart from what it alone is per_client."""
         return self._first if self._accepted[client] == NEVER else self.visible
 
     def request(self, client: int) -> Down:
-        arrays = {**self.down(client), **unstack(self._told, client)}
+        arrays = {**self.down(client), **unstack(self._per_client, client)}
         return Down(self.roster.run, self._round, self._phase.name, arrays, int(self._accepted[client]))
 
     def count_bytes(self, cohort: Sequence[int]) -> None:
@@ -106,9 +106,11 @@ class Server:
         if not cohort:
             return
         new = int((self._accepted[list(cohort)] == NEVER).sum())
-        told = unstack(self._told, 0)
+        per_client = unstack(self._per_client, 0)
         for arrays, count in ((self._first, new), (self.visible, len(cohort) - new)):
-            self.bytes_down += count * size(Down(self.roster.run, self._round, self._phase.name, {**arrays, **told}))
+            self.bytes_down += count * size(
+                Down(self.roster.run, self._round, self._phase.name, {**arrays, **per_client})
+            )
         known: dict[int, int] = {}
         for client in cohort if self._phase.sends else ():
             name = self.roster.names[client]

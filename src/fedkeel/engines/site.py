@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeel.core.errors import BadMessage, FedkeelError, MethodFailed
 from fedkeel.core.message import Down, Up, decode, encode
-from fedkeel.core.method import TOLD, AnyMethod, Batch, Method, Phase, Visit, X, outgoing, place
+from fedkeel.core.method import PER_CLIENT, AnyMethod, Batch, Method, Phase, Visit, X, exchange_number, outgoing
 from fedkeel.core.rows import Rows
 from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.base import schedule
@@ -63,19 +63,19 @@ def answer(method: Method[X], phase: Phase, request: bytes, site: Site[X], store
     visit = arrive(method, phase, down, site, store)
     sends, kept = work(method, visit, site)
     if kept and phase.on != "test":  # who tests only looks
-        store.write(site.name, place(method, down.round, phase), kept)
+        store.write(site.name, exchange_number(method, down.round, phase), kept)
     return encode(Up(down.run, down.round, phase.name, site.name, float(len(site.y)), sends))
 
 
 def arrive(method: Method[X], phase: Phase, down: Down, site: Site[X], store: Store) -> Visit:
     """What the client knows once a request is there."""
-    told = select(down.arrays, (TOLD,))
-    came = {name: value for name, value in down.arrays.items() if name not in told}
+    per_client = select(down.arrays, (PER_CLIENT,))
+    came = {name: value for name, value in down.arrays.items() if name not in per_client}
     mine = store.read(site.name, down.accepted)
     if mine is None:
         mine = method.private(came)
     visible = came if phase.gets is None else select(came, phase.gets)
-    return Visit(visible, mine, phase, down.round, site.counts, told)
+    return Visit(visible, mine, phase, down.round, site.counts, per_client)
 
 
 def work(method: Method[X], visit: Visit, site: Site[X], train: Train | None = None) -> tuple[Tree, Tree]:

@@ -31,7 +31,7 @@ class Places(Generic[Place]):
         return self._made[:threads]
 
 
-def side_by_side(work: Callable[[Place, Item], Found], items: Sequence[Item], places: Places[Place]) -> Iterator[Found]:
+def in_parallel(work: Callable[[Place, Item], Found], items: Sequence[Item], places: Places[Place]) -> Iterator[Found]:
     """The results of all items in their order, on as many threads as PyTorch has."""
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:

@@ -183,13 +183,13 @@ class _Gradients:
     def rows(self, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Some rows at a time: their features (rows, features) and residuals (levels of the draw, rows, classes)."""
         sites, phase = self.sites, self.phase
-        told = {name: value[client] for name, value in self.state.told.items()}
+        per_client = {name: value[client] for name, value in self.state.per_client.items()}
         mine = self.mine(client)
-        visit = Visit(going_down(self.state, phase), mine, phase, self.round, sites.counts[client], told)
+        visit = Visit(going_down(self.state, phase), mine, phase, self.round, sites.counts[client], per_client)
         head = self.method.begin(visit)
         levels = (torch.arange(LEVELS) + 0.5) / LEVELS if phase.draws else torch.zeros(1)
         copies = len(levels)
-        stacked = replace(visit, mine=_copied(mine, copies), told=_copied(told, copies),
+        stacked = replace(visit, mine=_copied(mine, copies), per_client=_copied(per_client, copies),
                           counts=visit.counts.expand(copies, -1))  # fmt: skip
         features, owned = sites.x.tensor, sites.rows(client)
         assert features is not None

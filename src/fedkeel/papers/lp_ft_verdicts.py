@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedkeel.papers.lp_ft import STRATEGIES
-from fedkeel.reporting.ways import Way
+from fedkeel.reporting.personalised import Way
 
 
 def verdicts(made: Sequence[Way], where: str) -> Iterable[str]:

@@ -24,7 +24,7 @@ from fedkeel.core.method import settings
 from fedkeel.core.tree import digest
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
-from fedkeel.engines.threads import Places, side_by_side
+from fedkeel.engines.threads import Places, in_parallel
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.models.backbone import Backbone
 from fedkeel.personal.strategy import STRATEGIES, Strategy
@@ -122,7 +122,7 @@ def personalize(
         def personalise(place: Work, client: int) -> dict[str, Any]:
             return place.personalise(client, ENGINES[engine](place.sites), files[client])
 
-        for event in side_by_side(personalise, open_ones, Places(work, work.twin)):
+        for event in in_parallel(personalise, open_ones, Places(work, work.twin)):
             log.write("personal", **event)
             if event["distortion"] is None:
                 watch.notice(f"client {event['name']}: its model diverged, lower method.lr")

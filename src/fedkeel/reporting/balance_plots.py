@@ -16,8 +16,8 @@ from fedkeel.reporting import canvas
 from fedkeel.reporting.balance_numbers import GROUPS, Balance, Moment, Scores
 from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
 from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.personalised import mean_and_deviation
 from fedkeel.reporting.plots import Look
-from fedkeel.reporting.ways import mean_and_deviation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

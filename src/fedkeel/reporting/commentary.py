@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedkeel.reporting.balance_plots import Served
 from fedkeel.reporting.canvas import Picture
-from fedkeel.reporting.ways import Way
+from fedkeel.reporting.personalised import Way
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from fedkeel.reporting.canvas import Picture
 from fedkeel.reporting.commentary import Commentary
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
+from fedkeel.reporting.personalised import Way, label, mean_and_deviation, waiting, ways
 from fedkeel.reporting.tables import NOTHING, Table, format_seconds, format_spread
-from fedkeel.reporting.ways import Way, label, mean_and_deviation, waiting, ways
 from fedkeel.runs.events import Record
 
 BEFORE = "global model (before)"

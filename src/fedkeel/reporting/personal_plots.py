@@ -10,7 +10,7 @@ import numpy as np
 from fedkeel.reporting import canvas
 from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
 from fedkeel.reporting.personal_numbers import Personal
-from fedkeel.reporting.ways import Way
+from fedkeel.reporting.personalised import Way
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

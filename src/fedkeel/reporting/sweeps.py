@@ -17,7 +17,7 @@ from fedkeel.reporting import canvas
 from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.personal_plots import shade
-from fedkeel.reporting.ways import Way, mean_and_deviation
+from fedkeel.reporting.personalised import Way, mean_and_deviation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

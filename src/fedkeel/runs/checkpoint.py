@@ -73,7 +73,7 @@ class Checkpoints:
 
     def save(self, point: Checkpoint, name: str | None = None) -> None:
         state = point.state
-        tensors = put("shared/", state.shared) | put("server/", state.server) | put("told/", state.told)
+        tensors = put("shared/", state.shared) | put("server/", state.server) | put("per_client/", state.per_client)
         visited = np.flatnonzero(point.accepted != NEVER)
         tensors[CLIENTS], tensors[ACCEPTED] = (torch.from_numpy(a) for a in (visited, point.accepted[visited]))
         tensors = {name: value.contiguous() for name, value in tensors.items()}
@@ -115,7 +115,7 @@ class Checkpoints:
             raise FedkeelError(f"{path} is damaged: delete it, and --resume continues from the checkpoint before it")
         if about["experiment"] != self._experiment:
             raise FedkeelError(f"{path} belongs to another configuration: restore config.toml or choose another --out")
-        state = State(take("shared/", tensors), take("server/", tensors), take("told/", tensors))
+        state = State(take("shared/", tensors), take("server/", tensors), take("per_client/", tensors))
         accepted = np.full(about["clients"], NEVER, dtype=np.int64)
         accepted[tensors[CLIENTS].numpy()] = tensors[ACCEPTED].numpy()
         return Checkpoint(about["round"], about["index"], state, accepted)

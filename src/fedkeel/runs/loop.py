@@ -8,7 +8,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fedkeel.core.method import AnyMethod, Phase, State, Task, place
+from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
 from fedkeel.engines.base import Engine, Exchange, choose
 from fedkeel.methods.heads.centre import MEAN, Centre
 from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
@@ -63,7 +63,11 @@ class Loop:
 
     def last_of(self, point: Checkpoint) -> int:
         """The exchange that a checkpoint was written after."""
-        return place(self.method, point.round, self.method.plan(point.round)[point.index]) if point.index >= 0 else 0
+        return (
+            exchange_number(self.method, point.round, self.method.plan(point.round)[point.index])
+            if point.index >= 0
+            else 0
+        )
 
 
 def exchanged(

@@ -39,7 +39,7 @@ from fedkeel.methods.heads.noise import high_group, intrinsic_dimension
 from fedkeel.models.losses import softmax_residual, softmax_rows
 
 HEAD = ("head.",)
-NOISY, LEVEL = "told.noisy", "told.level"
+NOISY, LEVEL = "per_client.noisy", "per_client.level"
 LID, MU, LEDGER = "sent.lid", "sent.level", "ledger.lid"
 OWN, JUDGE, ABOVE = "own.", "judge.", "above"
 """Private: the client's own head, the head that corrects labels, and the loss above which it may."""
@@ -64,8 +64,8 @@ class FedCorr(LinearProbe):
 
     def start(self, task: Task) -> State:
         server = {LID: torch.zeros(()), MU: torch.zeros(()), LEDGER: torch.zeros(task.clients)}
-        told = {NOISY: torch.zeros(task.clients), LEVEL: torch.zeros(task.clients)}
-        return replace(super().start(task), server=server, told=told)
+        per_client = {NOISY: torch.zeros(task.clients), LEVEL: torch.zeros(task.clients)}
+        return replace(super().start(task), server=server, per_client=per_client)
 
     def private(self, down: Tree) -> Tree:
         head = zeros(select(down, HEAD))
@@ -83,16 +83,18 @@ class FedCorr(LinearProbe):
         return [self.phase("usual", HEAD, HEAD, gets=HEAD)]
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
-        clients, told = update.clients, state.told
+        clients, per_client = update.clients, state.per_client
         if phase.name == "dimension":
             ledger = state.server[LEDGER].index_add(0, clients, update.each[LID])
             noisy, known = torch.zeros_like(ledger), ledger > 0
             noisy[known] = high_group(ledger[known]).to(ledger.dtype)
-            return replace(state, server={**state.server, LEDGER: ledger}, told={**told, NOISY: noisy})
+            return replace(state, server={**state.server, LEDGER: ledger}, per_client={**per_client, NOISY: noisy})
         if phase.name == "correct":
-            return replace(state, told={**told, LEVEL: told[LEVEL].index_copy(0, clients, update.each[MU])})
+            return replace(
+                state, per_client={**per_client, LEVEL: per_client[LEVEL].index_copy(0, clients, update.each[MU])}
+            )
         if phase.name == "fine-tune":
-            clean = told[LEVEL][clients] <= self.clean_level
+            clean = per_client[LEVEL][clients] <= self.clean_level
             rows = update.rows * clean if clean.any() else update.rows
             return replace(state, shared=added(state.shared, weighted(update.each, rows / rows.sum())))
         return super().merge(state, update, phase)
@@ -102,7 +104,9 @@ class FedCorr(LinearProbe):
         judged = logits_of(take(JUDGE, visit.mine), batch.x)
         sure, guess = judged.softmax(-1).max(-1)
         doubtful = softmax_rows(judged, batch.y) > visit.mine[ABOVE].unsqueeze(-1)
-        return torch.where((sure > self.confidence) & doubtful & (visit.told[NOISY].unsqueeze(-1) > 0), guess, batch.y)
+        return torch.where(
+            (sure > self.confidence) & doubtful & (visit.per_client[NOISY].unsqueeze(-1) > 0), guess, batch.y
+        )
 
     def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return softmax_rows(logits, self.labels(batch, visit))
@@ -116,7 +120,7 @@ class FedCorr(LinearProbe):
             return grads
         moved = {name: value - visit.down[name] for name, value in params.items()}
         norm = torch.stack([value.square().sum() for value in moved.values()]).sum().sqrt().clamp_min(1e-12)
-        return {name: grad + self.beta * visit.told[LEVEL] / norm * moved[name] for name, grad in grads.items()}
+        return {name: grad + self.beta * visit.per_client[LEVEL] / norm * moved[name] for name, grad in grads.items()}
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         sends, mine = super().end(params, steps, visit)
@@ -129,7 +133,7 @@ class FedCorr(LinearProbe):
         kept = {**visit.mine, **put(OWN, zeros(own)), **put(JUDGE, judge)}
         if visit.phase.name == "relabel":
             return {}, {**kept, ABOVE: torch.tensor(-1.0)}
-        level = high_group(softmax_rows(logits_of(own, x), y)).float().mean() * visit.told[NOISY]
+        level = high_group(softmax_rows(logits_of(own, x), y)).float().mean() * visit.per_client[NOISY]
         losses = softmax_rows(logits_of(judge, x), y).sort(descending=True).values
         # Half way between the last row that may be relabelled and the first that may not, so no row sits on the edge.
         edges = torch.cat([losses[:1] + 1, losses, torch.tensor([-1.0])])

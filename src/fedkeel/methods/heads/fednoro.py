@@ -41,13 +41,13 @@ from fedkeel.methods.heads.base import logits as logits_of
 from fedkeel.methods.heads.noise import high_group
 from fedkeel.models.losses import one_hot, softmax_rows
 
-LOSSES, NOISY, VOTES = "losses", "told.noisy", 9
+LOSSES, NOISY, VOTES = "losses", "per_client.noisy", 9
 
 
 @register("fednoro", paper="noisy clients found by class losses, taught, averaged by distance (Wu et al., IJCAI 2023)")
 class FedNoRo(LinearProbe):
     warm_up: float = Field(0.1, gt=0, lt=1)
-    """share of the rounds before clients are told apart"""
+    """share of the rounds before clients are per_client apart"""
     ramp: float = Field(0.5, gt=0, le=1)
     """share of the rounds after which the teacher has its full weight"""
     distil: float = Field(0.8, ge=0, le=1)
@@ -69,7 +69,7 @@ class FedNoRo(LinearProbe):
 
     def start(self, task: Task) -> State:
         state = super().start(task)
-        return replace(state, server={LOSSES: torch.zeros(task.classes)}, told={NOISY: torch.zeros(task.clients)})
+        return replace(state, server={LOSSES: torch.zeros(task.classes)}, per_client={NOISY: torch.zeros(task.clients)})
 
     def plan(self, round: int) -> list[Phase]:
         if round > self.warm_up_rounds:
@@ -81,10 +81,10 @@ class FedNoRo(LinearProbe):
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         if phase.name == "warm-up":
             return super().merge(state, update, phase)
-        noisy = state.told[NOISY]
+        noisy = state.per_client[NOISY]
         if phase.name == "losses":
             found = high_group(scaled(update.each[LOSSES]), VOTES)
-            return replace(state, told={NOISY: noisy.index_copy(0, update.clients, found.to(noisy.dtype))})
+            return replace(state, per_client={NOISY: noisy.index_copy(0, update.clients, found.to(noisy.dtype))})
         weights = distance_aware(update.each, update.rows, noisy[update.clients] > 0)
         return replace(state, shared=added(state.shared, weighted(update.each, weights)))
 
@@ -93,10 +93,10 @@ class FedNoRo(LinearProbe):
         return {LOSSES: torch.where(visit.counts > 0, total / visit.counts.clamp_min(1), -1.0)}, {}
 
     def teacher_weight(self, visit: Visit) -> Tensor:
-        """w: one number for each client; 0 for clean clients, and for all before clients are told apart."""
+        """w: one number for each client; 0 for clean clients, and for all before clients are per_client apart."""
         first, last = self.warm_up_rounds + 1, max(self.ramp * self.rounds, self.warm_up_rounds + 2)
         s = min(1.0, max(0.0, (visit.round - first) / (last - first)))
-        return self.distil * math.exp(-5 * (1 - s) ** 2) * visit.told[NOISY].unsqueeze(-1)
+        return self.distil * math.exp(-5 * (1 - s) ** 2) * visit.per_client[NOISY].unsqueeze(-1)
 
     def teacher(self, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The teacher's probabilities; 0 for classes the client lacks."""

@@ -22,7 +22,7 @@ from fedkeel.methods.transformer.lora import MERGED, Lora
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.lora import gaussian
 
-RANK, SEED = "told.rank", "seed"
+RANK, SEED = "per_client.rank", "seed"
 """The seed of the run stays on the server, and is not kept where it is 0."""
 
 
@@ -43,9 +43,9 @@ class Flora(Lora):
             f"{MERGED}{index:02d}": torch.zeros_like(Backbone.in_task(task).weight(name))
             for index, name in enumerate(Backbone.in_task(task).attention)
         }
-        told = {RANK: torch.tensor([float(ranks[k % len(ranks)]) for k in range(task.clients)])}
+        per_client = {RANK: torch.tensor([float(ranks[k % len(ranks)]) for k in range(task.clients)])}
         server = {SEED: torch.tensor([task.seed])} if task.seed else {}
-        return State({**state.shared, **merged}, server, told)
+        return State({**state.shared, **merged}, server, per_client)
 
     def plan(self, round: int) -> list[Phase]:
         tuned = ("A.", "B.", "head.")
@@ -53,7 +53,7 @@ class Flora(Lora):
 
     def begin(self, visit: Visit) -> Tree:
         params = super().begin(visit)
-        own = (torch.arange(self.rank) < visit.told[RANK]).float().unsqueeze(1)
+        own = (torch.arange(self.rank) < visit.per_client[RANK]).float().unsqueeze(1)
         return {name: value * own if name.startswith("A.") else value for name, value in params.items()}
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
@@ -68,4 +68,4 @@ class Flora(Lora):
             shared[name] = shared[name] + self.scale * (stacked_b @ stacked_a).float()
             shared[f"A.{index}"] = gaussian(*a.shape[1:], seed, "flora", update.round, int(index))
             shared[f"B.{index}"] = torch.zeros_like(b[0])
-        return State(shared, state.server, state.told)
+        return State(shared, state.server, state.per_client)

@@ -12,7 +12,7 @@ from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F
 from test_report import Page
 
 import fedkeel as fk
-from fedkeel.papers import PAPERS, RECIPES, beside, ova_lp
+from fedkeel.papers import PAPERS, RECIPES, comparison, ova_lp
 from fedkeel.papers.claims import Claim, Source
 from fedkeel.papers.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.papers.ova_lp import IID, NON_IID
@@ -155,11 +155,11 @@ def test_ours_is_the_mean_over_seeds_of_the_mean_over_partitions(tmp_path: Path)
     ]
     records.append(write_run(tmp_path / "cut", partition="shard-2", seed=2, curve=[0.9], finished=False))
     claim = Claim("accuracy", 86.34, method="ova-lp", partitions=("shard-1", "shard-2"))
-    ours = beside.measured(claim, ran(records))
+    ours = comparison.measured(claim, ran(records))
     assert ours is not None
     assert (ours.mean, ours.std) == (pytest.approx(71.5), pytest.approx(2.12132, abs=1e-5))
-    assert beside.measured(claim, ran(records[-2:])) is None
-    assert beside.measured(Claim("accuracy", 1, method="fedavg", partitions=NON_IID), ran(records)) is None
+    assert comparison.measured(claim, ran(records[-2:])) is None
+    assert comparison.measured(Claim("accuracy", 1, method="fedavg", partitions=NON_IID), ran(records)) is None
 
 
 def test_retained_is_against_the_twin_of_the_same_seed(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_retained_is_against_the_twin_of_the_same_seed(tmp_path: Path) -> None:
         write_run(tmp_path / "a", partition="shard-1", curve=[0.5, 0.6]),
         write_run(tmp_path / "b", partition="iid", curve=[0.5, 0.8]),
     ]
-    ours = beside.measured(Claim("retained", 96.1, method="ova-lp", partitions=("shard-1",)), ran(records))
-    assert ours == beside.Ours(pytest.approx(75.0), None)
+    ours = comparison.measured(Claim("retained", 96.1, method="ova-lp", partitions=("shard-1",)), ran(records))
+    assert ours == comparison.Ours(pytest.approx(75.0), None)
 
 
 def test_a_run_must_meet_the_conditions_of_the_claim(tmp_path: Path) -> None:
@@ -178,13 +178,13 @@ def test_a_run_must_meet_the_conditions_of_the_claim(tmp_path: Path) -> None:
     runs = [*ran([some, every]), Ran("ours", "ova-lp:stages=1", "bernoulli-dirichlet", every, None)]
     share = {"method.participation": 0.1}
     one = ("bernoulli-dirichlet",)
-    assert beside.measured(Claim("accuracy", 1, method="ova-lp", partitions=one, where=share), runs) == beside.Ours(
-        30.0, None
-    )
+    assert comparison.measured(
+        Claim("accuracy", 1, method="ova-lp", partitions=one, where=share), runs
+    ) == comparison.Ours(30.0, None)
     plain = {"method.participation": 1.0}
-    assert beside.measured(Claim("accuracy", 1, method="ova-lp", partitions=one, where=plain), runs) == beside.Ours(
-        60.0, None
-    )
+    assert comparison.measured(
+        Claim("accuracy", 1, method="ova-lp", partitions=one, where=plain), runs
+    ) == comparison.Ours(60.0, None)
     every.start["config"]["data"]["encoder"] = "random:minilm"
     assert not runs[1].has({"pretrained": True})
     assert runs[0].has({"pretrained": True, "method.participation": 0.1})
@@ -207,8 +207,8 @@ def test_the_decline_is_relative_to_the_accuracy_at_the_lowest_noise(tmp_path: P
         records.append(record)
     where = {"shift.noise": "symmetric", "shift.noise_ratio": 0.5}
     claim = Claim("decline", 2.35, method="ova-lp", partitions=IID, where=where, against={"shift.noise_ratio": 0.3})
-    assert beside.measured(claim, ran(records)) == beside.Ours(pytest.approx(25.0), None)
-    assert beside.measured(claim, ran(records[1:])) is None
+    assert comparison.measured(claim, ran(records)) == comparison.Ours(pytest.approx(25.0), None)
+    assert comparison.measured(claim, ran(records[1:])) is None
 
 
 def test_costs_are_those_of_the_uplink(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def few(tmp_path: Path) -> list[Ran]:
 
 def test_the_section_has_the_paper_s_column_ours_and_dashes(few: list[Ran]) -> None:
     sources = RECIPES["ova-lp/ablation"]
-    page = Page(beside.section(PAPERS["ova-lp"], "Figure 3", sources, few))
+    page = Page(comparison.section(PAPERS["ova-lp"], "Figure 3", sources, few))
     assert page.titles == ["Beside the paper: Figure 3"]
     assert page.tags.count("svg") == 1
     assert "arXiv 2511.05028" in page.text
@@ -276,14 +276,14 @@ def test_the_section_has_the_paper_s_column_ours_and_dashes(few: list[Ran]) -> N
 def test_settings_stand_beside_the_paper_s(few: list[Ran]) -> None:
     for run in few:
         run.record.start["config"]["method"] |= {"lr": 0.01, "rounds": 15}
-    page = beside.section(PAPERS["ova-lp"], "", (), few)
+    page = comparison.section(PAPERS["ova-lp"], "", (), few)
     assert '<td>Rounds</td><td class="number">50</td><td class="number">15</td>' in page
     assert '<td>Learning rate</td><td class="number">0.01</td><td class="number">0.01</td>' in page
 
 
 def test_a_bar_plot_has_a_bar_for_each_number(few: list[Ran]) -> None:
     source = RECIPES["ova-lp/ablation"][0]
-    picture = beside.bars(source, beside.lines(source, few), beside.columns(few))
+    picture = comparison.bars(source, comparison.lines(source, few), comparison.columns(few))
     assert picture.svg.startswith("<svg")
     for text in ("56.3", "95.9", "100.0", "scaffold", "paper", "ours: my data"):
         assert f">{text}<" in picture.svg
@@ -293,16 +293,16 @@ def test_a_bar_plot_has_a_bar_for_each_number(few: list[Ran]) -> None:
 def test_every_figure_and_table_can_be_shown(name: str, few: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
     source: Source = SOURCES[name]
-    page = beside.section(PAPERS["ova-lp"], "", [source], few)
+    page = comparison.section(PAPERS["ova-lp"], "", [source], few)
     digits = METRICS[source.claims[0].metric].digits
     assert f"{source.claims[0].value:.{digits}f}" in page
     told = any(c.metric in HEADLINE for c in source.claims) and not source.wide  # of what was run, or as a whole
-    assert (source.name in beside.text([source], few)) is told
+    assert (source.name in comparison.text([source], few)) is told
 
 
 def test_methods_are_compared_one_setting_after_the_other(few: list[Ran]) -> None:
     """Table 2 has eight methods at eight settings: the setting is a heading, not a column."""
-    page = beside.section(PAPERS["ova-lp"], "", RECIPES["ova-lp/noise"], few)
+    page = comparison.section(PAPERS["ova-lp"], "", RECIPES["ova-lp/noise"], few)
     above = re.findall(r'<tr class="above"><th [^>]*>([^<]+)</th></tr>', page)
     assert above[:2] == ["Accuracy, %: symmetric noise 0.30", "Decline, %: symmetric noise 0.40"]
     assert len(above) == 8
@@ -310,7 +310,7 @@ def test_methods_are_compared_one_setting_after_the_other(few: list[Ran]) -> Non
 
 
 def test_the_page_shows_on_every_screen(few: list[Ran], browser: Browser, tmp_path: Path) -> None:  # noqa: F811
-    opening = beside.section(PAPERS["ova-lp"], "Figure 3", RECIPES["ova-lp/ablation"], few)
+    opening = comparison.section(PAPERS["ova-lp"], "Figure 3", RECIPES["ova-lp/ablation"], few)
     parts = [html.Part(title, [run.record for run in few[:8]]) for title in ("My data", "The same once more")]
     text = html.book("A recipe", "What it shows", "fedkeel reproduce it", ["a note"], opening, parts)
     page = html.write(text, tmp_path / "page.html")
@@ -324,7 +324,7 @@ def test_the_page_shows_on_every_screen(few: list[Ran], browser: Browser, tmp_pa
 
 
 def test_the_text_fits_a_terminal_and_repeats_nothing(few: list[Ran]) -> None:
-    text = beside.text(RECIPES["ova-lp/ablation"], few)
+    text = comparison.text(RECIPES["ova-lp/ablation"], few)
     assert max(map(len, text.splitlines())) <= 100
     assert text.count("Table 3") == 1
     assert "Table 4" not in text, "costs are on the page"
