@@ -57,14 +57,19 @@ def test_links_and_pictures_exist() -> None:
 
 
 def test_the_modules_architecture_names_exist() -> None:
-    for name in re.findall(r"`([a-z_/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()):
-        assert (ROOT / "src/fedkeel" / name).exists(), name
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    listed = [(folder, names) for folder, names in re.findall(r"`([a-z_0-9/]+)\{([^}]*)\}\.py`", page)]
+    named = re.findall(r"`([a-z_0-9/]+\.py)`", page)
+    named += [f"{folder}{name.strip()}.py" for folder, names in listed for name in names.split(",")]
+    assert len(named) > 100
+    for name in named:
+        assert (ROOT / name if name.startswith("tests/") else ROOT / "src/fedkeel" / name).exists(), name
 
 
 def test_every_source_file_is_safe_and_of_readable_size() -> None:
-    """No pickle, no torch.load, no eval in the package; no file above 600 lines, no method above 150."""
+    """No pickle, no torch.load, no eval in the package; no file above 400 lines, no method above 150."""
     banned = re.compile(r"\bimport pickle|pickle\.load|torch\.load\(|yaml\.load\(|[^_a-z.]eval\(|allow_pickle=True")
     for path in (ROOT / "src/fedkeel").rglob("*.py"):
         text = path.read_text()
         assert not banned.search(text), path
-        assert len(text.splitlines()) <= (150 if path.parent.name == "methods" else 600), path
+        assert len(text.splitlines()) <= (150 if "@register(" in text else 400), path

@@ -129,8 +129,6 @@ def test_it_keeps_the_contract_of_its_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with added(path, tmp_path) as name:
-        if kind_of(path).registry is SOURCES:
-            monkeypatch.setitem(test_sources_contract.SMALL, name, lambda folder: name)
         wanted = [key for key in signature(check).parameters if key not in others]
         one_of_it = next(key for key in wanted if key in kind_of(path).asked)
         for number, value in enumerate(kind_of(path).asked[one_of_it](name).values()):

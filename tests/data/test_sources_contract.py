@@ -56,10 +56,6 @@ def small_cifar10(folder: Path) -> str:
 
 
 SMALL: dict[str, Callable[[Path], str]] = {
-    "newsgroups20": lambda folder: "newsgroups20",
-    "digits": lambda folder: "digits",
-    "digits5": lambda folder: "digits5",
-    "coloured-digits": lambda folder: "coloured-digits",
     "cifar10": small_cifar10,
     "npz": small_npz,
     "csv": small_csv,
@@ -71,8 +67,9 @@ SMALL: dict[str, Callable[[Path], str]] = {
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_it_gives_whole_rows_and_the_same_ones_again(name: str, tmp_path: Path) -> None:
-    assert name in SMALL, f"the source {name} has no small example: add one to SMALL in {Path(__file__).name}"
-    config = Source.of(source=SMALL[name](tmp_path))
+    reads_files = all(":" in text for text in SOURCES[name].spellings)
+    assert name in SMALL or not reads_files, f"source {name} has no small example: add one to SMALL in this file"
+    config = Source.of(source=SMALL[name](tmp_path) if name in SMALL else name)
     assert type(config) is SOURCES[name]
     dataset = load(config)
     for rows, labels in ((dataset.train, dataset.train_labels), (dataset.test, dataset.test_labels)):

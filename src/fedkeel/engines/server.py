@@ -74,7 +74,7 @@ class Server:
         self, roster: Roster, accepted: np.ndarray, method: AnyMethod, state: State, phase: Phase, round: int
     ) -> None:
         self.roster, self._accepted, self._phase, self._round = roster, accepted, phase, round
-        self._place, self._per_client = exchange_number(method, round, phase), state.per_client
+        self._number, self._per_client = exchange_number(method, round, phase), state.per_client
         self.visible = going_down(state, phase)
         self._first = {**select(state.down, method.first_visit), **self.visible}
         self.expected: Tree = select(state.down, phase.sends) if phase.sends else {}
@@ -88,13 +88,14 @@ class Server:
         self._waiting: list[Waiting] = []
         self._refused: dict[int, str] = {}
         self._passed: list[int] = []
+        self._heard: set[int] = set()
         self.bytes_up = self.bytes_down = 0
         self.client_seconds = self.server_seconds = 0.0
 
     # ---- down
 
     def down(self, client: int) -> Tree:
-        """The arrays that go down to a client, apart from what it alone is per_client."""
+        """The arrays that go down to a client, apart from what is for it alone."""
         return self._first if self._accepted[client] == NEVER else self.visible
 
     def request(self, client: int) -> Down:
@@ -106,11 +107,9 @@ class Server:
         if not cohort:
             return
         new = int((self._accepted[list(cohort)] == NEVER).sum())
-        per_client = unstack(self._per_client, 0)
+        own = unstack(self._per_client, 0)
         for arrays, count in ((self._first, new), (self.visible, len(cohort) - new)):
-            self.bytes_down += count * size(
-                Down(self.roster.run, self._round, self._phase.name, {**arrays, **per_client})
-            )
+            self.bytes_down += count * size(Down(self.roster.run, self._round, self._phase.name, {**arrays, **own}))
         known: dict[int, int] = {}
         for client in cohort if self._phase.sends else ():
             name = self.roster.names[client]
@@ -122,9 +121,12 @@ class Server:
     # ---- up
 
     def receive(self, client: int, reply: bytes) -> None:
-        """A client's reply as it came."""
+        """A client's reply as it came; only its first one counts."""
         started = perf_counter()
         self.bytes_up += len(reply)
+        if client in self._heard:
+            return
+        self._heard.add(client)
         try:
             message = decode(reply)
         except BadMessage as bad:
@@ -209,7 +211,7 @@ class Server:
             if client not in passed:
                 self._refused.setdefault(client, "no reply")
         if self._phase.on != "test":  # who tests only looks
-            self._accepted[self._passed] = self._place
+            self._accepted[self._passed] = self._number
         refused = [Refusal(self.roster.names[client], self._refused[client]) for client in sorted(self._refused)]
         update = self._update() if self._phase.sends else None
         self.server_seconds += perf_counter() - started
