@@ -76,14 +76,15 @@ def plain_round(method: LinearProbe, state: State, round: int, sites: Sites) -> 
     weight = 0
     roster = sites.enrol().roster("benchmark", sites.seed, tuple(map(str, range(sites.classes))))
     for client in choose(roster, method, phase, round, []):
-        owned, (own_x, own_y) = sites.owned.of(client), sites.train.of(client)
+        owned = sites.owned.of(client)
         model = nn.Linear(sites.x.dim, len(state.shared[BIAS]))
         with torch.no_grad():
             model.weight.copy_(state.shared[WEIGHT])
             model.bias.copy_(state.shared[BIAS])
         optimizer = phase.optim.torch(list(model.parameters()))
         for rows, _ in schedule(sites.seed, sites.names[client], len(owned), round, phase):
-            x, y = own_x.read()[torch.from_numpy(rows)], own_y[torch.from_numpy(rows)]
+            picked = torch.from_numpy(owned[rows])
+            x, y = sites.x.read()[picked], sites.y[picked]
             logits = model(x)
             if one_vs_all:
                 targets = nn.functional.one_hot(y, logits.shape[1]).float()

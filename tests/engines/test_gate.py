@@ -19,6 +19,7 @@ from backbones import reading_images
 from federations import CLASSES, DIM, TASK, clients
 from fedkeel.core.message import NEVER, Down, Up, decode, encode
 from fedkeel.core.method import METHODS, Batch, Method, State, Task, Visit
+from fedkeel.core.rng import generator
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, digest
 from fedkeel.engines.base import Exchange
@@ -427,3 +428,52 @@ def test_who_never_replies_is_refused() -> None:
     server.receive_stack([1], {"head.a": torch.ones(1, 1)})
     assert refused(server.outcome([0, 1])) == {"a": "no reply"}
     assert accepted.tolist() == [NEVER, 1000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_refused_update_leaves_no_trace_among_updates_of_any_length(dtype: torch.dtype) -> None:
+    """Lengths that differ a lot, so that some wait: whether the bad one came must not change who is added when."""
+    method, different = FedAvg(batch=8, epochs=1), []
+    state, phase = State({"head.a": torch.zeros(4, dtype=dtype)}), method.plan(1)[0]
+    roster = Roster("run", [f"site-{k}" for k in range(12)], np.full(12, 8), 0, ("a", "b"))
+    for seed in range(60):
+        draw = generator(seed, "lengths")
+        numbers = draw.normal(size=(12, 4)) * np.exp(2 * draw.normal(size=(12, 1)))
+        bad = int(draw.integers(12))
+        numbers[bad] = 1e9
+        found = []
+        for cohort in (list(range(12)), [client for client in range(12) if client != bad]):
+            server = Server(roster, np.full(12, NEVER), method, state, phase, 1)
+            server.receive_stack(cohort, {"head.a": torch.from_numpy(numbers[cohort]).to(dtype)})
+            found.append(server.outcome(cohort))
+        assert f"site-{bad}" in refused(found[0])
+        assert refused(found[0]).keys() - {f"site-{bad}"} == refused(found[1]).keys()
+        assert found[0].update is not None
+        assert found[1].update is not None
+        if digest(found[0].update.mean) != digest(found[1].update.mean):
+            different.append(seed)
+    assert not different
+
+
+LONG = "x" * 100_000
+LOUD: dict[str, Callable[[Up], Up]] = {
+    "client": lambda up: replace(up, client=LONG),
+    "phase": lambda up: replace(up, phase=LONG),
+    "run": lambda up: replace(up, run=LONG),
+    "array": lambda up: replace(up, arrays={**up.arrays, LONG: torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("spoil", LOUD.values(), ids=LOUD.keys())
+def test_a_reason_is_short_whatever_was_sent(spoil: Callable[[Up], Up]) -> None:
+    """It goes on record: who sends a bad message must not fill the log of the server."""
+    how = FedAvg(batch=8, bias=True)
+
+    def transport(client: str, reply: bytes) -> bytes:
+        up = decode(reply)
+        assert isinstance(up, Up)
+        return encode(spoil(up)) if client == "site-1" else reply
+
+    exchange = WireEngine(clients(), transport=transport).exchange(how, how.start(TASK), how.plan(1)[0], 1, [0, 1])
+    assert list(refused(exchange)) == ["site-1"]
+    assert len(exchange.refused[0].reason) < 500

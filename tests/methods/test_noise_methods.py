@@ -350,9 +350,9 @@ def test_fedcorr_s_engines_agree_where_the_proximal_term_and_the_corrections_act
     ours, reference = play(method, LocalEngine, fast), play(method, WireEngine, slow)
     for name, value in reference.shared.items():
         assert_allclose(ours.shared[name], value, atol=1e-5 * float(value.abs().max()))
-    assert reference.told[fedcorr.LEVEL].any()
-    for name, value in reference.told.items():
-        assert_allclose(ours.told[name], value)
+    assert reference.per_client[fedcorr.LEVEL].any()
+    for name, value in reference.per_client.items():
+        assert_allclose(ours.per_client[name], value)
 
 
 # ---- FedLTF
