@@ -16,3 +16,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 def one_thread() -> None:
     """A run sets the number of threads for the whole process: what one test leaves is no start for the next."""
     torch.set_num_threads(1)
+
+
+SLOW = (
+    "test_docs.py", "test_cli.py", "test_reproduce.py", "test_personalize.py", "test_run.py", "test_clip.py",
+    "test_own_data.py", "test_browser.py", "test_theory.py", "test_keep_best.py", "test_same_digests.py",
+    "test_observers_contract.py", "test_contributing.py", "test_benchmarks.py", "test_strategies.py", "test_features.py",
+    "test_strategies_contract.py", "test_lora.py", "test_comparison.py", "test_report.py", "test_personal_report.py",
+    "test_balance_report.py", "test_test_rows.py", "test_sources.py", "test_encoders.py",
+)  # fmt: skip
+"""Files of whole runs, commands, browsers and documents."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW:
+            item.add_marker(pytest.mark.slow)

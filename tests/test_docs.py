@@ -72,4 +72,4 @@ def test_every_source_file_is_safe_and_of_readable_size() -> None:
     for path in (ROOT / "src/fedkeel").rglob("*.py"):
         text = path.read_text()
         assert not banned.search(text), path
-        assert len(text.splitlines()) <= (150 if "@register(" in text else 400), path
+        assert len(text.splitlines()) <= (150 if "methods" in path.parts and "@register(" in text else 400), path

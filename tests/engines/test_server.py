@@ -20,6 +20,7 @@ from fedkeel.core.method import Phase, State, Task, Trained, Update, added, exch
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Enrolment, Roster
 from fedkeel.core.tree import Tree, digest, put
+from fedkeel.engines import server as server_module
 from fedkeel.engines.base import Exchange, choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.server import FEW, Server
@@ -225,8 +226,9 @@ def replace_each(method: MadeUp, each: tuple[str, ...]) -> MadeUp:
     return Other(**method.model_dump())
 
 
-def test_memory_does_not_grow_with_the_cohort() -> None:
-    """But for the first few, updates are added as they come."""
+def test_memory_does_not_grow_with_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the room that there is, and but for the first few, updates are added as they come."""
+    monkeypatch.setattr(server_module, "ROOM", 0)
     who = Roster("run", [f"site-{k}" for k in range(200)], np.full(200, 10), 0, ("a", "b"))
     method = replace_each(MadeUp(), ())
     server = Server(who, np.full(200, NEVER), method, method.start(task(who)), method.plan(1)[0], 1)

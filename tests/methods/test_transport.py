@@ -123,7 +123,7 @@ def test_logits_by_hand_in_parts_or_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             expected = x.dual.scale * (plan(s, everything(s), 0.1, 0.8) * s).sum()
             assert found[row, c].item() == pytest.approx(expected.item(), rel=1e-5)
     monkeypatch.setattr(transport, "ENTRIES", 1)
-    assert torch.equal(Transported().matched(x, prompts), found)
+    torch.testing.assert_close(Transported().matched(x, prompts), found, rtol=0, atol=1e-5)  # kernels differ by size
 
 
 def test_no_gradient_flows_through_the_plan() -> None:

@@ -14,8 +14,19 @@ class Stopped(FedkeelError):
     """The user pressed Ctrl-C; the line says how to go on."""
 
 
+LONGEST = 300
+
+
+def shortened(text: str) -> str:
+    """Of a text that others had a hand in, no more than fits a record."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
 class BadMessage(FedkeelError):
     """Bytes that are not a message of ours, or not the one that was due."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shortened(text))
 
 
 class UnknownName(FedkeelError, KeyError):

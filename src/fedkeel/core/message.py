@@ -27,7 +27,7 @@ DTYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.
 """In the order in which safetensors lays arrays out."""
 NUMPY: dict[str, np.dtype] = {name: np.dtype(f"<{name[0].lower()}{int(name[1:]) // 8}") for name in DTYPES.values()}
 MAX_AXES, MAX_AXIS, MAX_NUMBERS, MAX_HEADER = 8, 2**31 - 1, 2**40, 2**20
-MAX_ROUND = 10**9
+MAX_ROUND, MAX_EXCHANGE = 10**9, 10**15
 KEYS = {"fedkeel", "run", "round", "phase", "client", "weight", "accepted", "names"}
 NEVER = -1
 """The version of a client of which nothing was ever accepted."""
@@ -59,6 +59,8 @@ class Up:
 
 
 def encode(message: Down | Up) -> bytes:
+    if "__metadata__" in message.arrays:
+        raise BadMessage("an array cannot be called __metadata__: the format has that name for itself")
     arrays = {name: tensor.detach().contiguous().clone() for name, tensor in message.arrays.items()}
     data = save(arrays, metadata=_metadata(message))
     if len(_header(message)) > MAX_HEADER:
@@ -106,7 +108,10 @@ def _message(about: dict[str, str], arrays: Tree) -> Down | Up:
         raise BadMessage(f"round {round} is none")
     in_order = {name: arrays[name] for name in names}
     if about["fedkeel"] == "down":
-        return Down(about["run"], round, about["phase"], in_order, int(about["accepted"]))
+        accepted = int(about["accepted"])
+        if not NEVER <= accepted <= MAX_EXCHANGE:
+            raise BadMessage(f"exchange {accepted} is none")
+        return Down(about["run"], round, about["phase"], in_order, accepted)
     if about["fedkeel"] != "up":
         raise BadMessage(f"not a fedkeel message but {about['fedkeel'][:20]!r}")
     (weight,) = struct.unpack("<d", bytes.fromhex(about["weight"]))

@@ -61,8 +61,12 @@ class Registry(MutableMapping[str, type[Kind]], Generic[Kind]):
 
     def _all(self) -> dict[str, type[Kind]]:
         if not self._whole:
-            self._whole = True
-            package = import_module(self._package)
-            for module in walk_packages(package.__path__, f"{self._package}."):
-                import_module(module.name)
+            self._whole = True  # who asks meanwhile gets what there is
+            try:
+                package = import_module(self._package)
+                for module in walk_packages(package.__path__, f"{self._package}."):
+                    import_module(module.name)
+            except BaseException:
+                self._whole = False
+                raise
         return self._known

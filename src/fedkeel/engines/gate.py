@@ -16,6 +16,7 @@ from statistics import median_low
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel.core.message import Down, Up
 from fedkeel.core.method import Phase
@@ -73,9 +74,13 @@ def no_numbers(arrays: Tree) -> str | None:
 def lengths(stacked: Tree) -> np.ndarray:
     """The length of each update of a stack; NaN or Inf where it holds one."""
     flat = [array.reshape(len(array), -1) for array in stacked.values()]
-    norms = [torch.linalg.vector_norm(array, dim=1).double() for array in flat]
+    norms = [torch.linalg.vector_norm(_as_float(array), dim=1).double() for array in flat]
     found: np.ndarray = torch.linalg.vector_norm(torch.stack(norms), dim=0).numpy()
     return found
+
+
+def _as_float(array: Tensor) -> Tensor:
+    return array if array.dtype in (torch.float32, torch.float64) else array.double()
 
 
 def effort(roster: Roster, phase: Phase, clients: Sequence[int]) -> np.ndarray:
@@ -91,6 +96,11 @@ def usual(found: Sequence[float]) -> float:
     return median_low(found)
 
 
+def known_beforehand(phase: Phase, roster: Roster) -> bool:
+    """Whether the limit does not depend on the cohort."""
+    return phase.on == "test" or (phase.sums and roster.longest is not None)
+
+
 def limit(median: float, phase: Phase, roster: Roster) -> tuple[float, str]:
     """The greatest length, per step or per row, that may pass, and why; a median of 0 says nothing."""
     most, why = (LONGEST_ROW if phase.sums else LONGEST_STEP), "more is never right"
@@ -98,6 +108,8 @@ def limit(median: float, phase: Phase, roster: Roster) -> tuple[float, str]:
         most, why = PER_ROW * max(1.0, roster.longest) ** 2, f"for features of length {roster.longest:g}"
     if phase.on == "test":  # counts of rows that nobody enrolled with
         return LONGEST_ROW, why
+    if known_beforehand(phase, roster):
+        return most, why
     return (FAR * median, f"{FAR:g} times the cohort's median") if 0 < FAR * median < most else (most, why)
 
 

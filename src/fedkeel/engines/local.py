@@ -94,7 +94,9 @@ class LocalEngine(Simulated):
         """The cohort in groups to work on at once, most steps first."""
         if not cohort:
             return
-        trained = method.begin(first_of(visit([cohort[0]])))
+        known = first_of(visit([cohort[0]]))
+        with Blame(method, phase, known.round, self.roster.names[cohort[0]]):
+            trained = method.begin(known)
         each = 4 * sum(tensor.numel() * tensor.element_size() for tensor in trained.values())
         width = max(1, CACHE_BYTES // each)
         steps = steps_of(self.roster.rows[list(cohort)], phase)
@@ -107,8 +109,7 @@ class LocalEngine(Simulated):
         who = ", ".join(self.roster.names[client] for client in group[:3]) + (", ..." if len(group) > 3 else "")
         with Blame(method, visit.phase, visit.round, who) as blame:
             params = {name: value.clone() for name, value in mapped(method.begin, visit).items()}
-            blame.stage = "loss"
-            steps = self.train(method, params, visit, group)
+            steps = self.train(method, params, visit, group, blame)
             blame.stage = "end"
             sends, kept = mapped(lambda one, p, s: method.end(p, s, one), visit, params, steps)
         return outgoing(sends, visit), kept
@@ -121,7 +122,7 @@ class LocalEngine(Simulated):
         per_client = {name: value[group] for name, value in state.per_client.items()}
         return Visit(server.visible, mine, phase, round, self.sites.counts[group], per_client)
 
-    def train(self, method: AnyMethod, params: Tree, whole: Visit, group: list[int]) -> Tensor:
+    def train(self, method: AnyMethod, params: Tree, whole: Visit, group: list[int], blame: Blame) -> Tensor:
         """Train the stack in place; gives the steps of each client."""
         phase, adjusts = whole.phase, type(method).adjust is not Method.adjust
         names = list(params)
@@ -135,8 +136,10 @@ class LocalEngine(Simulated):
             picked = index[step, :running]
             x = features.index_select(0, picked.reshape(-1)).view(*picked.shape, -1)
             batch = Batch(x, self.sites.y[picked], weight[step, :running], u[step, :running])
+            blame.stage = "loss"
             grads = gradients(method, now, batch, visit)
             if adjusts:
+                blame.stage = "adjust"
                 grads = adjusted(method, grads, now, batch, visit)
             moments = [[moment[:running] for moment in kind] for kind in slots]
             phase.optim.step([now[name] for name in names], [grads[name] for name in names], moments, step + 1)

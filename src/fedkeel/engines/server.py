@@ -1,7 +1,8 @@
 """The server's half of one exchange: what goes down, the gate for what comes up, and the mean of what passed.
 
-It knows a roster and never a row. Updates are added up as they come, in float64, so memory does not grow with the
-cohort; only the first few, and those of a suspicious length, wait until it is known what is usual in the cohort.
+It knows a roster and never a row. An update waits until it is known what is usual in the cohort, so that a refused one
+leaves no trace, not even in the order of the others. Where a cohort's updates take more memory than ``ROOM`` they are
+added up as they come, in float64, and only those of a suspicious length wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from fedkeel.core.errors import BadMessage
+from fedkeel.core.errors import BadMessage, shortened
 from fedkeel.core.message import NEVER, Down, Up, decode, size
 from fedkeel.core.method import AnyMethod, Phase, State, Update, exchange_number
 from fedkeel.core.roster import Roster
@@ -25,6 +26,8 @@ from fedkeel.engines.base import Exchange, Refusal, going_down
 
 PLAIN = re.compile(r"[A-Za-z0-9 ._-]*").fullmatch
 """Names that take in a message as many bytes as they have letters."""
+ROOM = 2**28
+"""Bytes of updates that may wait."""
 FEW = 5
 """Updates that must be known before anything can be called usual."""
 SUSPICIOUS = 30.0
@@ -73,6 +76,7 @@ class Server:
     def __init__(
         self, roster: Roster, accepted: np.ndarray, method: AnyMethod, state: State, phase: Phase, round: int
     ) -> None:
+        """``accepted`` is brought up to date when the exchange ends."""
         self.roster, self._accepted, self._phase, self._round = roster, accepted, phase, round
         self._number, self._per_client = exchange_number(method, round, phase), state.per_client
         self.visible = going_down(state, phase)
@@ -83,6 +87,8 @@ class Server:
         self._mean = WeightedMean(together, phase)
         self._each: dict[int, Tree] = {}
         self._limit, _ = gate.limit(0.0, phase, roster)
+        self._at_once = gate.known_beforehand(phase, roster)
+        self._room = ROOM // max(1, sum(value.nbytes for value in self.expected.values()))
         self._lengths: list[float] = []
         self._usual, self._known = 0.0, 0
         self._waiting: list[Waiting] = []
@@ -130,13 +136,13 @@ class Server:
         try:
             message = decode(reply)
         except BadMessage as bad:
-            self._refused[client] = str(bad)
+            self._refuse(client, str(bad))
             return
         arrays = message.arrays
         reason = gate.addressed(message, self._due(client, arrays)) or gate.misfits(arrays, self.expected)
         reason = reason or gate.no_numbers(arrays)
         if reason is not None:
-            self._refused[client] = reason
+            self._refuse(client, reason)
         else:
             effort = gate.effort(self.roster, self._phase, [client])
             stacked = {name: value.unsqueeze(0) for name, value in arrays.items()}
@@ -148,14 +154,15 @@ class Server:
         started = perf_counter()
         reason = gate.misfits(sends, self.expected, stacked=1)
         if reason is not None:
-            self._refused |= dict.fromkeys(group, reason)
+            for client in group:
+                self._refuse(client, reason)
             return
         found = gate.lengths(sends) / gate.effort(self.roster, self._phase, group)
         for index, client in enumerate(group):
             update = unstack(sends, index)
             reason = None if np.isfinite(found[index]) else gate.no_numbers(update)
             if reason is not None:
-                self._refused[client] = reason
+                self._refuse(client, reason)
             else:
                 self._judge(client, update, float(found[index]))
         self.server_seconds += perf_counter() - started
@@ -163,6 +170,9 @@ class Server:
     def nothing_to_send(self, clients: Sequence[int]) -> None:
         """Clients that worked in a phase from which nothing leaves."""
         self._passed += clients
+
+    def _refuse(self, client: int, reason: str) -> None:
+        self._refused[client] = shortened(reason)
 
     def _due(self, client: int, arrays: Tree) -> Up:
         """The update that is expected of a client, but for its numbers."""
@@ -172,6 +182,12 @@ class Server:
     def _judge(self, client: int, update: Tree, length: float) -> None:
         """Add the update, or let it wait until it is known what is usual."""
         self._lengths.append(length)
+        if self._at_once and length <= self._limit:
+            self._add(client, update)
+            return
+        if self._at_once or len(self._lengths) <= self._room:
+            self._waiting.append(Waiting(client, update, length))
+            return
         if self._known and length <= self._usual:
             self._add(client, update)
         else:
@@ -205,7 +221,7 @@ class Server:
             if reason is None:
                 self._add(one.client, one.update)
             else:
-                self._refused[one.client] = reason
+                self._refuse(one.client, reason)
         passed = set(self._passed)
         for client in cohort:
             if client not in passed:

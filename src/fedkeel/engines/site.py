@@ -73,7 +73,9 @@ def arrive(method: Method[X], phase: Phase, down: Down, site: Site[X], store: St
     came = {name: value for name, value in down.arrays.items() if name not in per_client}
     mine = store.read(site.name, down.accepted)
     if mine is None:
-        mine = method.private(came)
+        with Blame(method, phase, down.round, site.name) as blame:
+            blame.stage = "private"
+            mine = method.private(came)
     visible = came if phase.gets is None else select(came, phase.gets)
     return Visit(visible, mine, phase, down.round, site.counts, per_client)
 

@@ -10,9 +10,12 @@ memory until the server writes its checkpoint.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -57,8 +60,6 @@ class Store:
         found = self._read.get(client)
         if found is None or found[0] > accepted:
             found = self._from_file(client, accepted)
-            if found is not None:
-                self._remember(client, *found)
         return None if found is None else found[1]
 
     def write(self, client: str, exchange: int, tree: Tree) -> None:
@@ -73,15 +74,16 @@ class Store:
         """Make versions last on disk: of each client the newest one accepted, or all where nobody can say yet."""
         if self._path is None:
             return
-        waiting, self._waiting = self._waiting, {}
-        for client, versions in waiting.items():
-            if accepted is not None:
-                known = [exchange for exchange in versions if exchange <= accepted(client)]
-                versions = {max(known): versions[max(known)]} if known else {}
-            for exchange, tree in versions.items():
-                self._keep(client, exchange, tree)
-        if self._file is not None:
-            self._file.commit()
+        with self._guarded():
+            for client, versions in self._waiting.items():
+                if accepted is not None:
+                    known = [exchange for exchange in versions if exchange <= accepted(client)]
+                    versions = {max(known): versions[max(known)]} if known else {}
+                for exchange, tree in versions.items():
+                    self._keep(client, exchange, tree)
+            if self._file is not None:
+                self._file.commit()
+        self._waiting = {}
 
     def drop(self, client: str) -> None:
         """Forget what waits of a client."""
@@ -93,15 +95,17 @@ class Store:
         self._read.clear()
         self._bytes = 0
         if self._there:
-            self._open().execute("DELETE FROM private WHERE run = ? AND exchange > ?", (self._run, exchange))
-            self._open().commit()
+            with self._guarded():
+                self._open().execute("DELETE FROM private WHERE run = ? AND exchange > ?", (self._run, exchange))
+                self._open().commit()
 
     def clients(self) -> list[str]:
         """Who holds something, in the order of the names."""
-        there = set(self._waiting)
+        there = {client for client, versions in self._waiting.items() if versions}
         if self._there:
             query = "SELECT DISTINCT client FROM private WHERE run = ?"
-            there |= {name for (name,) in self._open().execute(query, (self._run,))}
+            with self._guarded():
+                there |= {name for (name,) in self._open().execute(query, (self._run,))}
         return sorted(there)
 
     def close(self) -> None:
@@ -112,15 +116,28 @@ class Store:
     def _open(self) -> sqlite3.Connection:
         if self._file is None:
             assert self._path is not None
-            try:
+            with self._guarded():
                 self._file = sqlite3.connect(self._path)
                 self._file.execute("PRAGMA journal_mode = WAL")
                 self._file.execute("PRAGMA synchronous = FULL")
                 self._file.execute(TABLE)
                 self._there = True
-            except sqlite3.Error as error:
-                raise self._damaged(error) from None
+        assert self._file is not None
         return self._file
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What SQLite has to say, in one line."""
+        try:
+            yield
+        except SafetensorError as error:
+            raise self._damaged(error) from None
+        except sqlite3.Error as error:
+            if self._file is not None:
+                self._file.rollback()
+            if error.sqlite_errorname == "SQLITE_FULL":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from None
+            raise self._damaged(error) from None
 
     def _keep(self, client: str, exchange: int, tree: Tree) -> None:
         data = save({name: value.contiguous() for name, value in tree.items()})
@@ -133,21 +150,22 @@ class Store:
         self._remember(client, exchange, tree)
 
     def _from_file(self, client: str, accepted: int) -> tuple[int, Tree] | None:
+        """The newest version that is not later than what was accepted; remembered if there is no newer one at all."""
         if not self._there:
             return None
-        try:
-            query = "SELECT exchange, tree, digest FROM private WHERE run = ? AND client = ? AND exchange <= ?"
-            query += " ORDER BY exchange DESC LIMIT 1"
-            found = self._open().execute(query, (self._run, client, accepted)).fetchone()
-            if found is None:
-                return None
-            exchange, data, digest = found
-            if _digest(data) != digest:
-                raise self._damaged(f"the tree of client {client} is not the one that was written")
-            # Copied, because arithmetic may round differently where memory is not aligned.
-            return exchange, {name: value.clone() for name, value in load(data).items()}
-        except (sqlite3.Error, SafetensorError) as error:
-            raise self._damaged(error) from None
+        query = "SELECT exchange, tree, digest FROM private WHERE run = ? AND client = ? ORDER BY exchange DESC"
+        with self._guarded():
+            for number, (exchange, data, digest) in enumerate(self._open().execute(query, (self._run, client))):
+                if exchange > accepted:
+                    continue
+                if _digest(data) != digest:
+                    raise self._damaged(f"the tree of client {client} is not the one that was written")
+                # Copied, because arithmetic may round differently where memory is not aligned.
+                tree = {name: value.clone() for name, value in load(data).items()}
+                if number == 0:
+                    self._remember(client, exchange, tree)
+                return exchange, tree
+        return None
 
     def _remember(self, client: str, exchange: int, tree: Tree) -> None:
         self._bytes += _size(tree) - _size(self._read.pop(client, (0, {}))[1])
