@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import os
 import signal
@@ -14,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedkeel.cli import main
+
 FAST = ("--set", "data.source=digits", "partition.clients=6", "partition.alpha=0.5", "method.rounds=2")
 
 
@@ -21,6 +25,20 @@ def fedkeel(*words: str | Path, cwd: Path, **env: str) -> subprocess.CompletedPr
     command = [sys.executable, "-m", "fedkeel", *map(str, words)]
     environment = {**os.environ, "COLUMNS": "100", **env}
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def within(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same command in this process, which need not import everything anew."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        before, sys.argv = sys.argv, ["fedkeel", *map(str, words)]
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            sys.argv = before
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def says(done: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -84,7 +102,7 @@ def test_compare(tmp_path: Path) -> None:
 
 
 def test_partition(tmp_path: Path) -> None:
-    done = fedkeel("partition", "--set", "data.source=digits", "partition.clients=20", cwd=tmp_path)
+    done = within("partition", "--set", "data.source=digits", "partition.clients=20", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
     assert "empty" in done.stdout
@@ -138,9 +156,9 @@ def test_predict_texts_with_a_model_trained_on_embedded_features(tmp_path: Path)
     assert [row["class"] for row in csv.DictReader(done.stdout.splitlines())] == list(texts.values())
 
 
-@pytest.mark.parametrize("what", ["methods", "partitions", "sources", "encoders"])
+@pytest.mark.parametrize("what", ["methods", "strategies", "partitions", "sources", "encoders", "modules", "observers"])
 def test_list(what: str, tmp_path: Path) -> None:
-    done = fedkeel("list", what, cwd=tmp_path)
+    done = within("list", what, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2
     assert max(len(line) for line in done.stdout.splitlines()) <= 130
@@ -179,7 +197,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("words", "part"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes(words: tuple[str, ...], part: str, tmp_path: Path) -> None:
-    says(fedkeel(*words, cwd=tmp_path), part)
+    says(within(*words, cwd=tmp_path), part)
     assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
@@ -203,12 +221,12 @@ def test_nan_in_features_names_file_row_and_client(tmp_path: Path) -> None:
 
 def test_a_class_with_one_row(tmp_path: Path) -> None:
     write_npz(tmp_path / "bad.npz", y=np.array([0, 1] * 29 + [0, 2]))
-    says(fedkeel("run", "--set", "data.source=npz:bad.npz", cwd=tmp_path), "class '2' has one row")
+    says(within("run", "--set", "data.source=npz:bad.npz", cwd=tmp_path), "class '2' has one row")
 
 
 def test_a_missing_label_column(tmp_path: Path) -> None:
     (tmp_path / "posts.csv").write_text("text,lable\nhello,a\nworld,b\n")
-    done = fedkeel("run", "--set", "data.source=csv:posts.csv", cwd=tmp_path)
+    done = within("run", "--set", "data.source=csv:posts.csv", cwd=tmp_path)
     says(done, "posts.csv", "'label'", "did you mean 'lable'?", "data.label_column")
 
 
@@ -218,7 +236,7 @@ def test_the_user_s_own_clients_one_of_them_without_training_rows(tmp_path: Path
         tmp_path / "own.npz",
         x_test=np.zeros((2, 5), dtype=np.float32), y_test=np.array([0, 1]), client_test=np.array(["a", "c"]),
     )  # fmt: skip
-    done = fedkeel("run", "--set", "data.source=npz:own.npz", "partition.kind=column", cwd=tmp_path)
+    done = within("run", "--set", "data.source=npz:own.npz", "partition.kind=column", cwd=tmp_path)
     says(done, "'c'")
 
 

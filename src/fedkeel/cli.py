@@ -383,7 +383,7 @@ def _numbers(text: str) -> list[int]:
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
     try:
-        app(exit_on_error=False, print_error=False)
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
         return
     except (FedkeelError, CycloptsError) as error:
         line = " ".join(str(error).split())
