@@ -20,7 +20,7 @@ def one_thread() -> None:
 
 SLOW = (
     "test_docs.py", "test_cli.py", "test_reproduce.py", "test_personalize.py", "test_run.py", "test_clip.py",
-    "test_own_data.py", "test_browser.py", "test_theory.py", "test_keep_best.py", "test_same_digests.py",
+    "test_own_data.py", "test_browser.py", "test_theory.py", "test_keep_best.py",
     "test_observers_contract.py", "test_contributing.py", "test_benchmarks.py", "test_strategies.py",
     "test_features.py", "test_strategies_contract.py", "test_lora.py", "test_comparison.py", "test_report.py",
     "test_personal_report.py", "test_balance_report.py", "test_test_rows.py", "test_sources.py",

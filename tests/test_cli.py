@@ -94,10 +94,10 @@ def test_compare(tmp_path: Path) -> None:
         ["grid"],
         [str(path) for path in (tmp_path / "grid").iterdir()],
     ):  # a page is there, too
-        page = fedkeel("report", *runs, "--out", "page.html", cwd=tmp_path)
+        page = within("report", *runs, "--out", "page.html", cwd=tmp_path)
         assert page.returncode == 0, page.stderr
         assert "8 runs" in (tmp_path / "page.html").read_text()
-    again = fedkeel(*words, "--out", "grid", "--json", cwd=tmp_path)
+    again = within(*words, "--out", "grid", "--json", cwd=tmp_path)
     assert len(json.loads(again.stdout)) == 8
 
 
@@ -121,7 +121,7 @@ def test_encode(tmp_path: Path) -> None:
 def test_report_from_the_events_alone(home: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "events.jsonl").write_bytes((home / "mine" / "events.jsonl").read_bytes())
-    done = fedkeel("report", "copy", "--out", "page.html", cwd=tmp_path)
+    done = within("report", "copy", "--out", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "drawing the page" in done.stderr
     assert done.stdout == "report: page.html\n"
@@ -130,7 +130,7 @@ def test_report_from_the_events_alone(home: Path, tmp_path: Path) -> None:
 
 def test_predict(home: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8, 1), dtype=np.uint8))
-    done = fedkeel("predict", home / "mine", "--input", "new.npz", cwd=tmp_path)
+    done = within("predict", home / "mine", "--input", "new.npz", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert [row["row"] for row in rows] == ["0", "1", "2"]

@@ -21,7 +21,7 @@ from fedkeel.runs.events import personalised
 from fedkeel.runs.variant import Variant
 from fedkeel.study.grid import cells
 from fedkeel.study.recipe import parse
-from test_cli import fedkeel, says
+from test_cli import fedkeel, says, within
 from test_own_data import COLOURS, picture
 
 TINY = {"data": {"source": "digits"}, "partition": {"clients": 6}, "method": {"rounds": 2}}
@@ -369,12 +369,12 @@ def test_a_recipe_with_personal_models(tmp_path: Path) -> None:
 
 
 def test_the_command_line_lists_recipes_and_names_mistakes(tmp_path: Path) -> None:
-    listed = fedkeel("reproduce", "--list", cwd=tmp_path)
+    listed = within("reproduce", "--list", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(RECIPES)
     assert "Figures 3 and 7, Tables 1, 3 and 4" in listed.stdout
-    says(fedkeel("reproduce", "ova-lp/ablatoin", cwd=tmp_path), "did you mean 'ova-lp/ablation'?")
-    says(fedkeel("reproduce", cwd=tmp_path), "fedkeel reproduce --list")
-    says(fedkeel("reproduce", "ova-lp/noise", "--seeds", "x", cwd=tmp_path), "--seeds")
-    says(fedkeel("reproduce", "ova-lp/noise", "--set", "method.ruonds=1", cwd=tmp_path), "'method.rounds'")
+    says(within("reproduce", "ova-lp/ablatoin", cwd=tmp_path), "did you mean 'ova-lp/ablation'?")
+    says(within("reproduce", cwd=tmp_path), "fedkeel reproduce --list")
+    says(within("reproduce", "ova-lp/noise", "--seeds", "x", cwd=tmp_path), "--seeds")
+    says(within("reproduce", "ova-lp/noise", "--set", "method.ruonds=1", cwd=tmp_path), "'method.rounds'")
     assert list(tmp_path.iterdir()) == []
