@@ -29,6 +29,8 @@ KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on if it is damaged."""
 EVERY = 2.0
 """Seconds of work between two checkpoints of a simulation."""
+DEARER = 4
+"""So many times as long as a checkpoint took, with what clients keep, is worked before the next."""
 CLIENTS, ACCEPTED = "accepted/clients", "accepted/exchanges"
 """Of the clients that were visited, who they are and the exchange of the last update accepted from each."""
 
@@ -51,7 +53,7 @@ class Checkpoints:
         self._folder = folder / JOURNAL
         self._folder.mkdir(parents=True, exist_ok=True)
         self._experiment, self._every = experiment, EVERY if every is None else every
-        self._last = monotonic()
+        self._last, self.cost = monotonic(), 0.0
         busy = f"{folder} is in use by another run: wait for it, or choose another --out"
         self._lock = claim(self._folder, self._folder / "lock", busy)
 
@@ -63,8 +65,9 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
-        """Whether enough has been done since the last one."""
-        return monotonic() - self._last >= self._every
+        """Whether enough has been done since the last one, also measured by what that one cost."""
+        wait = max(self._every, DEARER * self.cost) if self._every else 0.0
+        return monotonic() - self._last >= wait
 
     @property
     def private(self) -> Path:

@@ -57,8 +57,10 @@ class Loop:
 
     def save(self, point: Checkpoint) -> Checkpoint:
         """What clients keep lasts first: a checkpoint must never speak of more than there is."""
+        started = perf_counter()
         self.engine.settle()
         self.checkpoints.save(point)
+        self.checkpoints.cost = perf_counter() - started
         return point
 
     def last_of(self, point: Checkpoint) -> int:
