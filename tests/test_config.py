@@ -184,3 +184,10 @@ def test_public_names_are_those_of_their_homes() -> None:
     assert fk.Split is api.Split
     assert fk.Model is Model
     assert fk.Experiment is Experiment
+
+
+def test_one_observer_needs_no_list() -> None:
+    assert load(None, ["run.observe=geometry"]).run.observe == ("geometry",)
+    assert load(None, ['run.observe=["geometry", "drift"]']).run.observe == ("geometry", "drift")
+    with pytest.raises(FedkeelError, match="unknown observer 'nrom'"):
+        load(None, ["run.observe=nrom"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import METHODS, from_settings, settings
@@ -41,6 +41,12 @@ class Run(Section):
     """further observers of the run, by name"""
     drift: bool = False
     """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
+
+    @field_validator("observe", mode="before")
+    @classmethod
+    def _one_name(cls, names: Any) -> Any:
+        """``--set run.observe=moved`` names one."""
+        return (names,) if isinstance(names, str) else names
 
 
 class Report(Section):
