@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedkeel"
 ROOMS = (
     "core", "data", "models", "rows", "methods", "engines", "metrics", "runs", "personal", "study", "reporting",
-    "papers", "front",
+    "papers", "commands", "front",
 )  # fmt: skip
 """From the bottom to the front: a room may import those before it."""
 FILES = sorted(path for path in SOURCE.rglob("*.py"))
@@ -29,7 +29,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 def room(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "front"
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else "front"
 
 
 @cache

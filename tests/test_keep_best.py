@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedkeel import api
+from fedkeel.commands.run import carry_out
 from fedkeel.core.errors import Stopped
 from fedkeel.core.rng import generator
 from fedkeel.data.loading import load
@@ -41,7 +42,7 @@ def experiment(source: str) -> Experiment:
 
 def carried_out(exp: Experiment, folder: Path, resume: bool = False, watch: Watch = SILENT) -> Record:
     """Without the page."""
-    api._carry_out(exp, folder, resume, watch, lambda: load(exp.data), False)
+    carry_out(exp, folder, resume, watch, lambda: load(exp.data), False)
     return read(folder)
 
 

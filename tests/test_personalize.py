@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from fedkeel import api, cli
+from fedkeel.commands.run import carry_out
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.rng import generator
 from fedkeel.data.loading import load
@@ -40,7 +41,7 @@ def finished(folder: Path, **sections: Any) -> Path:
     digits = {"source": "digits", "limit": 200, "cache": str(folder.parent / "cache"), "dtype": "float32"}
     sections["data"] = {**digits, **sections.get("data", {})}
     exp = api.experiment(**{"partition": SPLIT, "method": NETWORK, "run": {"threads": 1}, **sections})
-    api._carry_out(exp, folder, False, SILENT, lambda: load(exp.data), False)
+    carry_out(exp, folder, False, SILENT, lambda: load(exp.data), False)
     return folder
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
         reproduce,
         run,
     )
+    from fedkeel.commands.result import Result
     from fedkeel.core.errors import FedkeelError
     from fedkeel.core.method import Batch, Method, Phase, State, Visit, register
     from fedkeel.core.optim import SGD, AdamW
     from fedkeel.core.watch import Watch
     from fedkeel.methods.heads.base import LinearProbe
-    from fedkeel.result import Result
     from fedkeel.runs.config import Experiment
     from fedkeel.runs.model import Model
 
@@ -46,7 +46,7 @@ _HOMES = (
     "api",
     "runs.model",
     "runs.config",
-    "result",
+    "commands.result",
 )
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedkeel.core.watch import Watch
 
 if TYPE_CHECKING:
-    from fedkeel.result import Result
+    from fedkeel.commands.result import Result
 
 QUIET_SECONDS = 2.0
 LONGEST_HEADING = 80

@@ -1,0 +1,56 @@
+"""``fedkeel compare``: a grid of runs and one page of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from fedkeel.commands.experiment import Config, plain
+from fedkeel.commands.page import REPORT, report
+from fedkeel.commands.result import Result
+from fedkeel.commands.run import carry_out
+from fedkeel.core.errors import Stopped
+from fedkeel.core.watch import SILENT, Watch
+from fedkeel.data.loading import load
+from fedkeel.runs.config import build, given, laid
+from fedkeel.study.grid import Cell, cells, shared
+
+
+def compare(
+    config: Config = None,
+    *,
+    methods: Sequence[str],
+    partitions: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    out: str | Path = "runs/compare",
+    set: Iterable[str] = (),
+    watch: Watch = SILENT,
+    **sections: Any,
+) -> list[Result]:
+    """Run every method on every partition with every seed, and one report of them all; finished cells are kept.
+
+    A method or partition may carry settings: ``ova-lp:stages=1``, ``dirichlet:alpha=0.1``.
+    """
+    texts, folder = list(set), Path(out)
+    base = laid(given(config, texts), plain(sections))
+    build({}, base=shared(given(config)), where=str(config))  # mistakes are told with where they were made
+    build({}, base=shared(base), where="--set")
+    results = carry_out_all(cells(base, methods, partitions, seeds), folder, watch, pages=True)
+    report([result.folder for result in results], out=folder / REPORT, watch=watch)
+    return results
+
+
+def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool) -> list[Result]:
+    """Run or continue the cells of a grid, each in its folder; with a page for each of them if asked."""
+    rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))  # read once for the cells that share it
+    results = []
+    for number, cell in enumerate(grid, 1):
+        watch.notice(f"{number}/{len(grid)} {cell.label}")
+        data = cell.experiment.data
+        try:
+            results.append(carry_out(cell.experiment, folder / cell.label, True, watch, partial(rows, data), pages))
+        except Stopped:
+            raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
+    return results
