@@ -37,26 +37,23 @@ __all__ = [
     "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "personalize",
     "predict", "recipes", "register", "report", "reproduce", "run",
 ]  # fmt: skip
-_HOMES = (
-    "core.errors",
-    "core.method",
-    "core.optim",
-    "core.watch",
-    "methods.heads.base",
-    "api",
-    "runs.model",
-    "runs.config",
-    "commands.result",
-)
+_HOMES = {
+    **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),
+    **dict.fromkeys(("SGD", "AdamW"), "core.optim"),
+    "Experiment": "runs.config",
+    "FedkeelError": "core.errors",
+    "LinearProbe": "methods.heads.base",
+    "Model": "runs.model",
+    "Result": "commands.result",
+    "Watch": "core.watch",
+}
+"""Where a name is that is no command."""
 
 
 def __getattr__(name: str) -> Any:
     """Public names are found on first use, so that importing fedkeel, as the command line does, costs nothing."""
     if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"fedkeel.{home}")
-            if hasattr(module, name):
-                return getattr(module, name)
+        return getattr(import_module(f"fedkeel.{_HOMES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'fedkeel' has no attribute {name!r}")
 
 

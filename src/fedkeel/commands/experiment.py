@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import fedkeel.personal.strategy  # noqa: F401  who takes a strategy for a method is told what it is
 from fedkeel.core.method import Method, settings
 from fedkeel.runs.config import Experiment, build, given
 from fedkeel.runs.config import load as load_config

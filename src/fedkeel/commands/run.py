@@ -15,9 +15,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.federation import assemble
 from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.runs.simulate import simulate
 from fedkeel.runs.summary import SUMMARY
 
 
@@ -48,6 +46,9 @@ def carry_out(
     try:
         check(folder, exp, resume)
         if not finished(folder):
+            from fedkeel.runs.federation import assemble  # not before the experiment is known to be sound
+            from fedkeel.runs.simulate import simulate
+
             federation = assemble(exp, rows(), watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from torch import Tensor
-
 from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
+from fedkeel.core.tree import Tensor
 from fedkeel.engines.base import Engine, Exchange, choose
 from fedkeel.methods.heads.centre import MEAN, Centre
 from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
