@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedkeel.core.method import Batch, Method, Phase, State, Visit, register
     from fedkeel.core.optim import SGD, AdamW
     from fedkeel.core.watch import Watch
+    from fedkeel.data.sources.arrays import Arrays
     from fedkeel.methods.heads.base import LinearProbe
     from fedkeel.runs.config import Experiment
     from fedkeel.runs.model import Model
@@ -33,13 +34,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
-    "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Reproduction",
-    "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "personalize",
-    "predict", "recipes", "register", "report", "reproduce", "run",
+    "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase",
+    "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition",
+    "personalize", "predict", "recipes", "register", "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = {
     **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),
     **dict.fromkeys(("SGD", "AdamW"), "core.optim"),
+    "Arrays": "data.sources.arrays",
     "Experiment": "runs.config",
     "FedkeelError": "core.errors",
     "LinearProbe": "methods.heads.base",
