@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         reproduce,
         run,
     )
+    from fedkeel.commands.estimator import FederatedClassifier
     from fedkeel.commands.result import Result
     from fedkeel.core.errors import FedkeelError
     from fedkeel.core.method import Batch, Method, Phase, State, Visit, register
@@ -34,15 +35,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
-    "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase",
-    "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition",
-    "personalize", "predict", "recipes", "register", "report", "reproduce", "run",
+    "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FederatedClassifier", "FedkeelError", "LinearProbe", "Method",
+    "Model", "Phase", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment",
+    "partition", "personalize", "predict", "recipes", "register", "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = {
     **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),
     **dict.fromkeys(("SGD", "AdamW"), "core.optim"),
     "Arrays": "data.sources.arrays",
     "Experiment": "runs.config",
+    "FederatedClassifier": "commands.estimator",
     "FedkeelError": "core.errors",
     "LinearProbe": "methods.heads.base",
     "Model": "runs.model",
