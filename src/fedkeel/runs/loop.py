@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class Loop:
     def rounds(self, start: State) -> State:
         """Run or continue all rounds."""
         done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
+        self.log.must_hold(done.head)
         self.engine.resume(done.accepted, self.last_of(done))
         point = saved = done
         try:
@@ -59,7 +60,7 @@ class Loop:
         """What clients keep lasts first: a checkpoint must never speak of more than there is."""
         started = perf_counter()
         self.engine.settle()
-        self.checkpoints.save(point)
+        self.checkpoints.save(replace(point, head=self.log.head))
         self.checkpoints.cost = perf_counter() - started
         return point
 
