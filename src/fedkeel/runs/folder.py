@@ -51,9 +51,11 @@ def sealed(text: str) -> bytes:
 
 def sealed_text(path: Path, command: str) -> str:
     """A TOML text that is as it was written; else it is said which command writes it again."""
-    data = path.read_bytes()
     try:
+        data = path.read_bytes()
         seal_of(data)
+    except FileNotFoundError:
+        raise FedkeelError(f"there is no {path}: {command} writes it again") from None
     except Unsound:
         if MARK.search(data) is None:
             raise FedkeelError(f"{path} is of an older fedkeel: fedkeel run {path} --out OTHER runs it again") from None

@@ -29,7 +29,6 @@ class Loop:
     def rounds(self, start: State) -> State:
         """Run or continue all rounds."""
         done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
-        self.log.must_hold(done.head)
         self.engine.resume(done.accepted, self.last_of(done))
         point = saved = done
         try:

@@ -50,6 +50,8 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
 
 def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch) -> None:
     method = from_settings(exp.method)
+    if (done := checkpoints.newest()) is not None:  # before anything is written
+        log.must_hold(done.head)
     how = preparation(method, exp.data)
     roster = roster_of(exp, federation, how)
     sites = federation.sites(exp.run.seed, Store(checkpoints.private, roster.run))
@@ -117,9 +119,11 @@ def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[A
     run.log.write("end", digest=model.digest, model=seal, **found)
 
 
-def best_of(run: Running) -> Checkpoint:
-    """The state that was kept as the best one, which must be there by now and be the one on record."""
+def best_of(run: Running) -> Checkpoint | None:
+    """The state that was kept as the best one, which is the one on record; None if no round was judged."""
     kept, judged = run.checkpoints.best(), read(run.log.folder).validation
+    if not judged:
+        return None
     best = max(judged, key=lambda event: float(event["accuracy"]))
     if kept is None or kept.round != best["round"]:
         raise FedkeelError(
