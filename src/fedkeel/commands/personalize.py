@@ -15,7 +15,7 @@ from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.models import with_settings
 from fedkeel.runs import events
 from fedkeel.runs.folder import stored
-from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.model import Model
 from fedkeel.runs.variant import Variant
 
 
@@ -42,12 +42,12 @@ def personalize(
         raise FedkeelError(
             f"data are {rows.source}, but the run in {folder} has {experiment.data.source}: give the rows it was run on"
         )
-    Model.load(folder / MODEL)
+    Model.of(folder)
     try:
         dataset = load(experiment.data, notice=watch.notice)
         record = make_personal(folder, variant, dataset, engine, clients, watch)
     except KeyboardInterrupt:
         raise Stopped(f"stopped: fedkeel personalize {folder} --method {variant} continues") from None
     if page:
-        build_page(with_twin(events.read(folder)), folder / REPORT)
+        build_page(with_twin(events.read(folder), watch), folder / REPORT, watch)
     return record

@@ -15,8 +15,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.runs.summary import SUMMARY
+from fedkeel.runs.folder import CONFIG, begin, check, finished, fresh, stored
 
 
 def run(
@@ -60,7 +59,7 @@ def carry_out(
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():
-            build_page(with_twin(events.read(folder)), folder / REPORT)
+            build_page(with_twin(events.read(folder), watch), folder / REPORT, watch)
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
             raise Stopped("stopped before round 1: the same command continues") from None
@@ -70,7 +69,3 @@ def carry_out(
         what = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
         raise FedkeelError(f"{what}; mend that and {again}, or choose another --out") from None
     return Result.load(folder)
-
-
-def finished(folder: Path) -> bool:
-    return (folder / SUMMARY).exists() and events.read(folder).end is not None

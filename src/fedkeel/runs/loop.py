@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
@@ -58,7 +58,7 @@ class Loop:
         """What clients keep lasts first: a checkpoint must never speak of more than there is."""
         started = perf_counter()
         self.engine.settle()
-        self.checkpoints.save(point)
+        self.checkpoints.save(replace(point, head=self.log.head))
         self.checkpoints.cost = perf_counter() - started
         return point
 

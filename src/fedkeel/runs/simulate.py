@@ -12,6 +12,7 @@ import torch
 
 from fedkeel import __version__
 from fedkeel.core.atomic import write_atomically
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, State, Task, from_settings
 from fedkeel.core.roster import Roster
 from fedkeel.core.watch import SILENT, Watch
@@ -23,9 +24,9 @@ from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.towers import zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
-from fedkeel.runs.checkpoint import Checkpoints
+from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.events import EVENTS, Log, read
+from fedkeel.runs.events import EVENTS, Log, damaged, read
 from fedkeel.runs.federation import Federation
 from fedkeel.runs.loop import Loop, federated_mean
 from fedkeel.runs.model import MODEL, Model
@@ -40,9 +41,12 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
     """Run or continue the experiment in a folder that was begun; it holds everything afterwards."""
     torch.set_num_threads(exp.run.threads or os.cpu_count() or 1)
     with Checkpoints(folder, exp.digest()) as checkpoints:
+        (folder / SUMMARY).unlink(missing_ok=True)  # of what is no longer whole, and is about to be
         with Log(folder / EVENTS) as log:
             train(exp, federation, log, checkpoints, watch)
-        write_atomically(folder / SUMMARY, summarise(read(folder)).encode())
+        record = read(folder)
+        files = {EVENTS: log.head, MODEL: str((record.end or {})["model"])}
+        write_atomically(folder / SUMMARY, summarise(record, files))
 
 
 def fit(exp: Experiment, federation: Federation) -> Model:
@@ -58,6 +62,8 @@ def train(
     exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch, observed: bool = True
 ) -> None:
     method = from_settings(exp.method)
+    if (done := checkpoints.newest()) is not None:  # before anything is written
+        log.must_hold(done.head)
     how = preparation(method, exp.data)
     roster = roster_of(exp, federation, how)
     sites = federation.sites(exp.run.seed, Store(checkpoints.private, roster.run))
@@ -96,6 +102,8 @@ def task_of(run: Running) -> Task:
 def begin(run: Running, how: Preparation) -> None:
     """The first event of a run, or that it goes on."""
     if run.known is not None:
+        if run.known.start["experiment"] != run.experiment.digest():
+            raise damaged(run.log.folder, "is of another configuration than config.toml")
         run.log.write("resume")
         return
     seen, exp = run.simulated, run.experiment
@@ -104,22 +112,37 @@ def begin(run: Running, how: Preparation) -> None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)
-    run.log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+    config = exp.model_dump(mode="json")
+    run.log.write("start", version=__version__, experiment=exp.digest(), config=config, data=data, clients=who)
     if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
         run.watch.notice(warning)
 
 
 def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[Any]) -> None:
     """The finished model and the last event."""
-    kept = run.checkpoints.best() if run.experiment.run.keep == "best" else None
+    kept = best_of(run) if run.experiment.run.keep == "best" else None
     if kept is not None:
         state = kept.state
     model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
-    model.save(run.log.folder / MODEL)
+    seal = model.save(run.log.folder / MODEL)
     found: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
     for observer in observers:
         found |= observer.ended(state)
-    run.log.write("end", digest=model.digest, **found)
+    run.log.write("end", digest=model.digest, model=seal, **found)
+
+
+def best_of(run: Running) -> Checkpoint | None:
+    """The state that was kept as the best one, which is the one on record; None if no round was judged."""
+    kept, judged = run.checkpoints.best(), read(run.log.folder).validation
+    if not judged:
+        return None
+    best = max(judged, key=lambda event: float(event["accuracy"]))
+    if kept is None or kept.round != best["round"]:
+        raise FedkeelError(
+            f"{run.checkpoints.kept} is not the state after round {best['round']}, which is the best one on record: "
+            f"fedkeel run {run.log.folder / 'config.toml'} --out OTHER runs it again"
+        )
+    return kept
 
 
 def finished_model(
