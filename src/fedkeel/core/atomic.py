@@ -111,7 +111,18 @@ def clear(folder: Path, pattern: str = PARTIAL) -> None:
                 os.close(handle)
 
 
+SAFE = re.compile(r"[a-z0-9=_-][a-z0-9=._-]{0,99}")
+MARKED = re.compile(r".*_[0-9a-f]{16}")
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+"""What Windows keeps for itself, with any ending."""
+
+
 def safe_name(text: str) -> str:
-    """A name that every file system takes; one that had to be changed carries a mark, so that no two become equal."""
-    clean = re.sub(r"[^A-Za-z0-9=._-]+", "_", text)
-    return clean if clean == text else f"{clean}_{blake2b(text.encode(), digest_size=3).hexdigest()}"
+    """A name that every file system takes, and no two texts become equal, also where FOO and foo are one file.
+
+    One that is not safe by itself carries a mark, and so does one that only looks as if it carried one.
+    """
+    if SAFE.fullmatch(text) and not MARKED.fullmatch(text) and not RESERVED.fullmatch(text) and text[-1] != ".":
+        return text
+    clean = re.sub(r"[^A-Za-z0-9=._-]+", "_", text)[:80].lstrip(".")
+    return f"{clean}_{blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -134,6 +134,9 @@ class Batch(Generic[X_co]):
         return (rows * self.weight).sum()
 
 
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class Method(BaseModel, Generic[X]):
     """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs.
 
@@ -148,7 +151,7 @@ class Method(BaseModel, Generic[X]):
     common: ClassVar[bool] = True
     """Whether what is shared is a model by itself."""
 
-    rounds: int = Field(50, ge=1)
+    rounds: Rounds = 50
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
 
