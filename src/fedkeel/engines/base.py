@@ -59,8 +59,13 @@ class Engine(Protocol):
         ...
 
 
-def choose(roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int]) -> list[int]:
-    """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have."""
+def choose(
+    roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int], attempt: int = 0
+) -> list[int]:
+    """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have.
+
+    Each further attempt at the same exchange draws another sample.
+    """
     if phase.cohort == "same":
         return before
     if phase.cohort == "all" or (phase.cohort == "sample" and method.participation == 1.0):
@@ -69,7 +74,8 @@ def choose(roster: Roster, method: AnyMethod, phase: Phase, round: int, before: 
     if phase.cohort == "once":
         order = generator(roster.seed, "cohort", phase.name).permutation(roster.able)
         return sorted(order[(round - 1) * count : round * count].tolist())
-    drawn = generator(roster.seed, "cohort", round, phase.name).choice(roster.able, size=count, replace=False)
+    again = (attempt,) if attempt else ()
+    drawn = generator(roster.seed, "cohort", round, phase.name, *again).choice(roster.able, size=count, replace=False)
     return sorted(drawn.tolist())
 
 

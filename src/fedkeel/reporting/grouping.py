@@ -56,8 +56,8 @@ class Group:
         """Bytes sent up to each round, up and down, mean over the runs shown."""
         totals = []
         for run in (run for run, _ in self.shown if run.rounds):
-            rounds = np.array([event["round"] for event in run.exchanges], dtype=int)
-            sent = [event["bytes_up"] + event["bytes_down"] for event in run.exchanges]
+            rounds = np.array([event["round"] for event in run.traffic], dtype=int)
+            sent = [event["bytes_up"] + event["bytes_down"] for event in run.traffic]
             each = np.bincount(rounds, sent, minlength=len(run.rounds) + 1)  # a round may send nothing
             totals.append(np.cumsum(each)[1 : len(run.rounds) + 1])
         return np.asarray(np.mean([total[: min(map(len, totals))] for total in totals], axis=0))

@@ -8,7 +8,7 @@ with a kill comes out the same when it is done again; a simulation therefore wri
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,6 +33,7 @@ DEARER = 4
 """So many times as long as a checkpoint took, with what clients keep, is worked before the next."""
 CLIENTS, ACCEPTED = "accepted/clients", "accepted/exchanges"
 """Of the clients that were visited, who they are and the exchange of the last update accepted from each."""
+COHORT = "cohort"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Checkpoint:
     state: State
     accepted: np.ndarray
     """of each client, the exchange of the last update that was accepted from it"""
+    cohort: list[int] = field(default_factory=list)
+    """who took part in the phase: the next one may ask the same clients"""
 
 
 class Checkpoints:
@@ -79,6 +82,7 @@ class Checkpoints:
         tensors = put("shared/", state.shared) | put("server/", state.server) | put("per_client/", state.per_client)
         visited = np.flatnonzero(point.accepted != NEVER)
         tensors[CLIENTS], tensors[ACCEPTED] = (torch.from_numpy(a) for a in (visited, point.accepted[visited]))
+        tensors[COHORT] = torch.tensor(point.cohort, dtype=torch.int64)
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         about: dict[str, Any] = {"round": point.round, "index": point.index, "clients": len(point.accepted)}
         about |= {"experiment": self._experiment, "digest": digest(tensors)}
@@ -121,4 +125,4 @@ class Checkpoints:
         state = State(take("shared/", tensors), take("server/", tensors), take("per_client/", tensors))
         accepted = np.full(about["clients"], NEVER, dtype=np.int64)
         accepted[tensors[CLIENTS].numpy()] = tensors[ACCEPTED].numpy()
-        return Checkpoint(about["round"], about["index"], state, accepted)
+        return Checkpoint(about["round"], about["index"], state, accepted, tensors[COHORT].tolist())

@@ -26,7 +26,7 @@ from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.events import EVENTS, Log, read
 from fedkeel.runs.federation import Federation
-from fedkeel.runs.loop import Loop, federated_mean
+from fedkeel.runs.loop import Exchanges, Loop, federated_mean
 from fedkeel.runs.model import MODEL, Model
 from fedkeel.runs.observers.base import Running, Simulation, observers_of
 from fedkeel.runs.opening import preparation
@@ -55,7 +55,9 @@ def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkp
         Simulation(federation, engine, federation.test_sets(sites)),
     )  # fmt: skip
     begin(run, how)
-    mean = federated_mean(ENGINES[exp.run.engine](sites, roster), sites.x.dim, log) if how == "centred" else None
+    lost = exp.run.lost
+    asking = Exchanges(ENGINES[exp.run.engine](sites, roster), log, lost, watch)
+    mean = federated_mean(asking, sites.x.dim) if how == "centred" else None
     for rows in (sites.x, run.simulated.tests.x):
         if rows.tensor is not None:
             prepare(rows.tensor, how, mean)
@@ -64,7 +66,7 @@ def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkp
     with closing(sites.store):
         for observer in observers:
             observer.started(start)
-        state = Loop(method, engine, log, checkpoints, observers).rounds(start)
+        state = Loop(method, engine, log, checkpoints, observers, lost, watch).rounds(start)
         end(run, state, mean, observers)
 
 
