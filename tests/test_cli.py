@@ -84,7 +84,7 @@ def test_refused_updates_are_told(tmp_path: Path) -> None:
     assert "note: 2 updates were refused in run" in done.stderr
     page = (tmp_path / "run/report.html").read_text()
     assert "huge" in page
-    assert "was lost" not in page
+    assert "exchange was lost" not in page
 
 
 def test_a_run_in_which_no_update_is_accepted_is_no_run(tmp_path: Path) -> None:

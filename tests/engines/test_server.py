@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,14 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.server import FEW, Server
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.store import Store
+from fedkeel.methods.heads.fedavg import FedAvg
 from fedkeel.methods.heads.scaffold import Scaffold
 from fedkeel.methods.networks.fedrep import FedRep
 from fedkeel.runs import loop as loop_module
 from fedkeel.runs.checkpoint import JOURNAL, Checkpoints
 from fedkeel.runs.events import Log
 from fedkeel.runs.loop import Exchanges, Loop, federated_mean
+from fedkeel.runs.observers.federated import FederatedEvaluation
 
 WIDE = 500
 """Numbers in what a client of these tests keeps for itself."""
@@ -431,6 +434,13 @@ def test_no_mean_feature_is_made_of_nothing(log: Log) -> None:
     engine = Remote(roster(), transport=lambda name, reply: b"")
     with pytest.raises(FedkeelError, match="round 0, phase 'mean', is lost"):
         federated_mean(Exchanges(engine, log, 2, SILENT), 4)
+
+
+def test_no_accuracy_is_made_of_nothing(log: Log) -> None:
+    engine = Remote(roster(), transport=lambda name, reply: b"")
+    observer = FederatedEvaluation(SimpleNamespace(method=FedAvg(), engine=engine, log=log, known=None))  # type: ignore
+    with pytest.raises(FedkeelError, match="round 4 cannot be tested: none of 5 updates was accepted"):
+        observer.tallied(4, State({"head.w": torch.zeros(4)}))
 
 
 def test_a_phase_that_has_nobody_to_ask_is_not_lost(tmp_path: Path, log: Log) -> None:

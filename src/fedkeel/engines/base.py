@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,6 +34,14 @@ class Exchange:
     client_seconds: float
     """Mean working time of a client."""
     server_seconds: float
+
+
+def why_lost(refused: Sequence[Refusal]) -> str:
+    """What was said most often of updates that were refused, and of whose first."""
+    reason, often = Counter(refusal.reason for refusal in refused).most_common(1)[0]
+    first = next(refusal.client for refusal in refused if refusal.reason == reason)
+    others = f" and {often - 1} more" if often > 1 else ""
+    return f"none of {len(refused)} updates was accepted (client {first}{others}: {reason})"
 
 
 class Engine(Protocol):

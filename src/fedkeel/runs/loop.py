@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
 from fedkeel.core.watch import SILENT, Watch
-from fedkeel.engines.base import Engine, Exchange, Refusal, choose
+from fedkeel.engines.base import Engine, Exchange, choose, why_lost
 from fedkeel.methods.heads.centre import MEAN, Centre
 from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.events import Log
@@ -103,20 +102,12 @@ class Exchanges:
                 record(self.log, "exchange", exchange, phase, round, index)
                 return state if exchange.update is None else method.merge(state, exchange.update, phase), cohort
             record(self.log, "lost", exchange, phase, round, index, attempt=attempt)
-            lost = f"round {round}, phase {phase.name!r}, is lost: {_why(exchange.refused)}"
+            lost = f"round {round}, phase {phase.name!r}, is lost: {why_lost(exchange.refused)}"
             self.watch.notice(lost)
         raise FedkeelError(
             f"{lost}; stopped after {self.lost} in a row (run.lost): mend that, and fedkeel run --out "
             f"{self.log.folder} --resume tries again, or choose other settings and another --out"
         )
-
-
-def _why(refused: Sequence[Refusal]) -> str:
-    """What was said most often of updates that were refused, and of whose first."""
-    reason, often = Counter(refusal.reason for refusal in refused).most_common(1)[0]
-    first = next(refusal.client for refusal in refused if refusal.reason == reason)
-    others = f" and {often - 1} more" if often > 1 else ""
-    return f"none of {len(refused)} updates was accepted (client {first}{others}: {reason})"
 
 
 def record(
