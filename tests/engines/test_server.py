@@ -385,7 +385,7 @@ def test_a_round_without_an_accepted_update_is_no_round(tmp_path: Path, log: Log
     ]
     assert [(event["round"], event["refused"]) for event in events(tmp_path)] == [(r, []) for r in (1, 1, 2, 2, 3, 3)]
     assert len(told) == 2
-    assert "round 2, phase 'train', is lost: none of 3 updates was accepted (client site-" in told[0]
+    assert "round 2, phase 'train', is lost (1 of 3): none of 3 updates was accepted (client site-" in told[0]
 
 
 def test_a_run_whose_rounds_are_lost_stops_and_goes_on_when_replies_come_again(tmp_path: Path, log: Log) -> None:
@@ -399,7 +399,7 @@ def test_a_run_whose_rounds_are_lost_stops_and_goes_on_when_replies_come_again(t
                 engine.store.close()
 
     whole = run(tmp_path / "whole", times=0)
-    with pytest.raises(FedkeelError, match=r"round 2.*none of 3 updates.*stopped after 2 in a row.*--resume tries"):
+    with pytest.raises(FedkeelError, match=r"round 2.*lost 2 times in a row.*none of 3 updates.*--resume tries"):
         run(tmp_path / "run", times=9, lost=2)
     with Checkpoints(tmp_path / "run", "experiment") as checkpoints:
         reached = checkpoints.newest()
@@ -432,7 +432,7 @@ def test_the_sample_of_another_attempt_is_asked_again_after_a_restart(tmp_path: 
 
 def test_no_mean_feature_is_made_of_nothing(log: Log) -> None:
     engine = Remote(roster(), transport=lambda name, reply: b"")
-    with pytest.raises(FedkeelError, match="round 0, phase 'mean', is lost"):
+    with pytest.raises(FedkeelError, match="round 0, phase 'mean', was lost 2 times"):
         federated_mean(Exchanges(engine, log, 2, SILENT), 4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from fedkeel.commands.experiment import Config, plain
 from fedkeel.commands.page import REPORT, report
 from fedkeel.commands.result import Result
 from fedkeel.commands.run import carry_out
-from fedkeel.core.errors import Stopped
+from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.loading import load
 from fedkeel.runs.config import build, given, laid
+from fedkeel.runs.provenance import Stale
 from fedkeel.study.grid import Cell, cells, shared
 
 
@@ -44,6 +46,7 @@ def compare(
 
 def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool) -> list[Result]:
     """Run or continue the cells of a grid, each in its folder; with a page for each of them if asked."""
+    watch = replace(watch, notice=lru_cache(maxsize=None)(watch.notice))  # what holds for every cell is told once
     rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))  # read once for the cells that share it
     results = []
     for number, cell in enumerate(grid, 1):
@@ -53,4 +56,7 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool)
             results.append(carry_out(cell.experiment, folder / cell.label, True, watch, partial(rows, data), pages))
         except Stopped:
             raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
+        except Stale as stale:
+            again = f"delete {stale.folder} and the same command runs it again"
+            raise FedkeelError(f"{stale.what} since {stale.folder} was run: {again}, or choose another --out") from None
     return results

@@ -13,6 +13,7 @@ from fedkeel.reporting import html
 from fedkeel.reporting.grouping import iid_twin
 from fedkeel.runs import events
 from fedkeel.runs.events import EVENTS
+from fedkeel.runs.provenance import must_agree
 from fedkeel.runs.summary import SUMMARY
 
 REPORT = "report.html"
@@ -22,8 +23,10 @@ DRAWING = "drawing the page"
 def report(runs: Sequence[str | Path], *, out: str | Path, watch: Watch = SILENT) -> Path:
     """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
+    records = [events.read(folder) for folder in folders]
+    must_agree(records)
     watch.notice(DRAWING)
-    return build_page([events.read(folder) for folder in folders], Path(out))
+    return build_page(records, Path(out))
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.federation import assemble
 from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
+from fedkeel.runs.provenance import must_be_of_now
 from fedkeel.runs.simulate import simulate
 from fedkeel.runs.summary import SUMMARY
 
@@ -47,8 +48,10 @@ def carry_out(
     """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
     try:
         check(folder, exp, resume)
+        dataset = rows()
+        must_be_of_now(folder, exp, dataset)
         if not finished(folder):
-            federation = assemble(exp, rows(), watch)
+            federation = assemble(exp, dataset, watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():

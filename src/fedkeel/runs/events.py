@@ -59,7 +59,7 @@ class Record:
 
     folder: Path
     start: dict[str, Any]
-    """config, data (source, encoder, classes, train_rows, test_rows, dim, mean_energy) and
+    """version, provenance, config, data (source, encoder, classes, train_rows, test_rows, dim, mean_energy) and
     clients (count, empty, names, rows, label_counts)"""
     exchanges: list[dict[str, Any]]
     """round, phase, clients, refused [{client, reason}], bytes_up, bytes_down, client_seconds, server_seconds"""
@@ -134,6 +134,11 @@ def read(folder: str | Path) -> Record:
     if record is None:
         raise FedkeelError(f"{Path(folder) / EVENTS} has no start event: the run never began; run again")
     return record
+
+
+def begun(folder: Path) -> Record | None:
+    """The record of the run in a folder; None where none began."""
+    return _read(folder) if (folder / EVENTS).exists() else None
 
 
 def personalised(folder: str | Path) -> list[Record]:

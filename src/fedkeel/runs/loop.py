@@ -102,10 +102,10 @@ class Exchanges:
                 record(self.log, "exchange", exchange, phase, round, index)
                 return state if exchange.update is None else method.merge(state, exchange.update, phase), cohort
             record(self.log, "lost", exchange, phase, round, index, attempt=attempt)
-            lost = f"round {round}, phase {phase.name!r}, is lost: {why_lost(exchange.refused)}"
-            self.watch.notice(lost)
+            where, why = f"{self.log.folder}: round {round}, phase {phase.name!r}", why_lost(exchange.refused)
+            self.watch.notice(f"{where}, is lost ({attempt + 1} of {self.lost}): {why}")
         raise FedkeelError(
-            f"{lost}; stopped after {self.lost} in a row (run.lost): mend that, and fedkeel run --out "
+            f"{where}, was lost {self.lost} times in a row (run.lost): {why}; mend that, and fedkeel run --out "
             f"{self.log.folder} --resume tries again, or choose other settings and another --out"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def begin(run: Running, how: Preparation) -> None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)
-    run.log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+    about = {"version": __version__, "provenance": asdict(seen.federation.provenance)}
+    run.log.write("start", **about, config=exp.model_dump(mode="json"), data=data, clients=who)
     if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
         run.watch.notice(warning)
 
@@ -132,6 +134,7 @@ def about_data(federation: Federation, features: torch.Tensor | None, test_rows:
         "dim": federation.rows.train.dim,
         "mean_energy": None if features is None else mean_energy(features),
         "class_rows": federation.label_counts().sum(0).tolist(),
+        "duplicates": asdict(federation.duplicates),
         "manifest": manifest.hash,
     }
 

@@ -32,6 +32,7 @@ def summarise(record: Record) -> str:
         "lost": len(record.lost),
         "digest": end["digest"],
         "manifest": record.start["data"]["manifest"],
+        "provenance": record.start.get("provenance"),
         "version": record.start["version"],
     }
     return json.dumps(summary, indent=2) + "\n"

@@ -44,6 +44,8 @@ class Source(Open):
     """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
     holdout: float = Field(0.2, gt=0, lt=1)
     """share of rows kept for testing where the source brings no test rows"""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """of test rows that are training rows as well: keep the training copies, or drop them; the test rows stay"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
