@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,9 +14,13 @@ from fedkeel.commands.result import Result
 from fedkeel.commands.run import carry_out
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.watch import SILENT, Watch
+from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
+from fedkeel.data.sources.base import Source
 from fedkeel.runs.config import build, given, laid
-from fedkeel.runs.provenance import Stale
+from fedkeel.runs.events import EVENTS
+from fedkeel.runs.folder import check
+from fedkeel.runs.provenance import Stale, must_be_of_now
 from fedkeel.study.grid import Cell, cells, shared
 
 
@@ -48,6 +52,7 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool)
     """Run or continue the cells of a grid, each in its folder; with a page for each of them if asked."""
     watch = replace(watch, notice=lru_cache(maxsize=None)(watch.notice))  # what holds for every cell is told once
     rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))  # read once for the cells that share it
+    _must_be_of_now(grid, folder, rows)
     results = []
     for number, cell in enumerate(grid, 1):
         watch.notice(f"{number}/{len(grid)} {cell.label}")
@@ -56,7 +61,22 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool)
             results.append(carry_out(cell.experiment, folder / cell.label, True, watch, partial(rows, data), pages))
         except Stopped:
             raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
-        except Stale as stale:
-            again = f"delete {stale.folder} and the same command runs it again"
-            raise FedkeelError(f"{stale.what} since {stale.folder} was run: {again}, or choose another --out") from None
     return results
+
+
+def _must_be_of_now(grid: Sequence[Cell], folder: Path, rows: Callable[[Source], Dataset]) -> None:
+    """Before any cell runs: those that are there already have the same settings, and come from what is there now."""
+    there = [cell for cell in grid if (folder / cell.label / EVENTS).exists()]
+    stale: list[Stale] = []
+    for cell in there:
+        check(folder / cell.label, cell.experiment, resume=True)
+        try:
+            must_be_of_now(folder / cell.label, cell.experiment, rows(cell.experiment.data))
+        except Stale as found:
+            stale.append(found)
+    if stale:
+        what = folder if len(stale) == len(there) else ", ".join(str(one.folder) for one in stale)
+        raise FedkeelError(
+            f"{stale[0].what} since {stale[0].folder} was run: delete {what} and the same command runs it again, or "
+            "choose another --out"
+        )

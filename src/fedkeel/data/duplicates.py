@@ -47,8 +47,10 @@ def without_copies(
 ) -> tuple[Manifest, Duplicates]:
     """The split, without the copies if they are to be dropped, and how many there are; told if there are any."""
     used = np.concatenate([manifest.train.rows, manifest.validation.rows])
-    mine = _Part(dataset.train, dataset.train_labels, dataset.train_sha256)
-    others, tested = _Part(dataset.test, dataset.test_labels, dataset.test_sha256), np.arange(len(dataset.test_labels))
+    ready = dataset.ready.values()
+    mine = _Part(dataset.train, dataset.train_labels, dataset.train_sha256, [made.train for made in ready])
+    others = _Part(dataset.test, dataset.test_labels, dataset.test_sha256, [made.test for made in ready])
+    tested = np.arange(len(dataset.test))
     if len(manifest.test.rows) and manifest.test_rows == "train":
         others, tested = mine, manifest.test.rows
     copies, found = _copies(mine, used, others, tested)
@@ -66,18 +68,21 @@ def without_copies(
 class _Part:
     rows: Sequence[Any] | np.ndarray
     labels: np.ndarray
-    sha256: np.ndarray | None
+    sha256: np.ndarray | None = None
+    features: Sequence[np.ndarray] = ()
+    """that come with the source: they may be of more than it keeps of a row"""
 
     def hashes(self) -> np.ndarray:
         """A number for each row; equal rows have equal ones, and others nearly never."""
         if self.sha256 is not None:
             return np.fromiter(map(hash, self.sha256.tolist()), np.int64, len(self.rows))
         if isinstance(self.rows, np.ndarray):
-            return _hashes(self.rows)
+            return sum((_hashes(features) for features in self.features), _hashes(self.rows))
         return np.fromiter(map(hash, map(_content, self.rows)), np.int64, len(self.rows))
 
     def content(self, row: int) -> Any:
-        return _content(self.rows[row]) if self.sha256 is None else self.sha256[row]
+        own = _content(self.rows[row]) if self.sha256 is None else self.sha256[row]
+        return own, *(features[row].tobytes() for features in self.features)
 
 
 def _copies(mine: _Part, used: np.ndarray, others: _Part, tested: np.ndarray) -> tuple[np.ndarray, Duplicates]:

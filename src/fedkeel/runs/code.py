@@ -103,4 +103,5 @@ def _of_class(kind: type) -> str:
 
 def _compiled(code: CodeType) -> tuple[object, ...]:
     constants = tuple(_compiled(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    constants = constants[1:] if constants and isinstance(constants[0], str) else constants  # a docstring is first
     return code.co_code, code.co_names, constants
