@@ -9,6 +9,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.runs import events
 from fedkeel.runs.events import EVENTS
+from fedkeel.runs.provenance import must_agree
 from fedkeel.runs.summary import SUMMARY
 
 REPORT = "report.html"
@@ -18,8 +19,10 @@ DRAWING = "drawing the page"
 def report(runs: Sequence[str | Path], *, out: str | Path, watch: Watch = SILENT) -> Path:
     """Build the page of runs, or of all runs in a folder of ``compare`` or ``reproduce``, from event files alone."""
     folders = [folder for run in runs if Path(run).name != REPORT for folder in _run_folders(Path(run))]
+    records = [events.read(folder) for folder in folders]
+    must_agree(records)
     watch.notice(DRAWING)
-    return build_page([events.read(folder) for folder in folders], Path(out), watch)
+    return build_page(records, Path(out), watch)
 
 
 def _run_folders(path: Path) -> list[Path]:

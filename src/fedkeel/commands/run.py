@@ -16,6 +16,7 @@ from fedkeel.data.loading import load
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.folder import CONFIG, begin, check, finished, fresh, stored
+from fedkeel.runs.provenance import must_be_of_now
 
 
 def run(
@@ -51,11 +52,13 @@ def carry_out(
     """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
     try:
         check(folder, exp, resume)
+        dataset = rows()
+        must_be_of_now(folder, exp, dataset)
         if not finished(folder):
             from fedkeel.runs.federation import assemble  # not before the experiment is known to be sound
             from fedkeel.runs.simulate import simulate
 
-            federation = assemble(exp, rows(), watch)
+            federation = assemble(exp, dataset, watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():

@@ -7,7 +7,7 @@ with a kill comes out the same when it is done again; a simulation therefore wri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,6 +31,7 @@ DEARER = 4
 """So many times as long as a checkpoint took, with what clients keep, is worked before the next."""
 CLIENTS, ACCEPTED = "accepted/clients", "accepted/exchanges"
 """Of the clients that were visited, who they are and the exchange of the last update accepted from each."""
+COHORT = "cohort"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Checkpoint:
     """of each client, the exchange of the last update that was accepted from it"""
     head: str = ""
     """what the record ended with by then"""
+    cohort: list[int] = field(default_factory=list)
+    """who took part in the phase: the next one may ask the same clients"""
 
 
 class Checkpoints:
@@ -81,6 +84,7 @@ class Checkpoints:
         tensors = put("shared/", state.shared) | put("server/", state.server) | put("per_client/", state.per_client)
         visited = np.flatnonzero(point.accepted != NEVER)
         tensors[CLIENTS], tensors[ACCEPTED] = (torch.from_numpy(a) for a in (visited, point.accepted[visited]))
+        tensors[COHORT] = torch.tensor(point.cohort, dtype=torch.int64)
         about: dict[str, Any] = {"round": point.round, "index": point.index, "clients": len(point.accepted)}
         about |= {"experiment": self._experiment, "head": point.head, "private": self.private.exists()}
         write_tensors(self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors"), tensors, about)
@@ -126,4 +130,5 @@ class Checkpoints:
         accepted[tensors[CLIENTS].numpy()] = tensors[ACCEPTED].numpy()
         if about["private"] and not self.private.exists():
             raise FedkeelError(f"{self.private}, where clients keep what is their own, is gone: {self._again}")
-        return Checkpoint(about["round"], about["index"], state, accepted, about["head"])
+        cohort = tensors[COHORT].tolist()
+        return Checkpoint(about["round"], about["index"], state, accepted, about["head"], cohort)

@@ -22,6 +22,7 @@ KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **dict.fromkeys(("start", "end", "geometry", "personal_test"), lambda event: None),
     **dict.fromkeys(("round", "drift", "validation", "balance"), lambda event: event["round"]),
     "exchange": lambda event: (event["round"], event["index"]),
+    "lost": lambda event: (event["round"], event["index"], event["attempt"]),
     "personal": lambda event: event["client"],
 }
 """What tells events of a kind apart: of those with the same key the last one counts, of starts the first.
@@ -80,7 +81,7 @@ class Record:
 
     folder: Path
     start: dict[str, Any]
-    """config, data (source, encoder, classes, train_rows, test_rows, dim, mean_energy) and
+    """version, provenance, config, data (source, encoder, classes, train_rows, test_rows, dim, mean_energy) and
     clients (count, empty, names, rows, label_counts)"""
     exchanges: list[dict[str, Any]]
     """round, phase, clients, refused [{client, reason}], bytes_up, bytes_down, client_seconds, server_seconds"""
@@ -105,6 +106,8 @@ class Record:
     """if run.drift is set, of methods on two towers: round (0 = before training), the global model's per_class, kl, tkl
     and agreement with zero-shot, angle, and personal, personal_right and personal_rows of the personal models;
     ``reporting.balance_numbers`` makes numbers of them"""
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    """exchanges in which nobody's update was accepted, before the one that counts; with the attempt, from 0"""
     observed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """what other observers wrote, by the name of the event"""
 
@@ -130,12 +133,17 @@ class Record:
         return [event["accuracy"] for event in self.rounds]
 
     @property
+    def traffic(self) -> list[dict[str, Any]]:
+        """All exchanges, those that were lost and tried again too."""
+        return sorted([*self.lost, *self.exchanges], key=lambda event: (event["round"], event["index"]))
+
+    @property
     def bytes_up(self) -> int:
-        return sum(event["bytes_up"] for event in self.exchanges)
+        return sum(event["bytes_up"] for event in self.traffic)
 
     @property
     def bytes_down(self) -> int:
-        return sum(event["bytes_down"] for event in self.exchanges)
+        return sum(event["bytes_down"] for event in self.traffic)
 
     @property
     def seconds(self) -> float:

@@ -80,6 +80,15 @@ def open_rows(data: Source, dataset: Dataset, method: AnyMethod, watch: Watch) -
     return Opened(train, test, made.encoder, made.weights, made.transform)
 
 
+def encoder_of(data: Source, dataset: Dataset, method: AnyMethod) -> tuple[str, str, str]:
+    """Name, weights and transform of the encoder with which rows are opened for a method; no network is loaded."""
+    name = encoder_name(data, dataset, trains=method.reads == "inputs")
+    if method.reads == "features" and name in dataset.ready:
+        return name, dataset.ready[name].weights, dataset.ready[name].transform
+    encoder = open_encoder(data, dataset, trains=method.reads == "inputs")
+    return encoder.name, encoder.weights, encoder.transform
+
+
 def tokens_of(method: AnyMethod) -> int:
     """How many tokens of a text a method reads, or the one whose model it personalises.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,7 @@ from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.events import EVENTS, Log, damaged, read
 from fedkeel.runs.federation import Federation
-from fedkeel.runs.loop import Loop, federated_mean
+from fedkeel.runs.loop import Exchanges, Loop, federated_mean
 from fedkeel.runs.model import MODEL, Model
 from fedkeel.runs.observers.base import Running, Simulation, observers_of
 from fedkeel.runs.opening import preparation
@@ -73,7 +74,9 @@ def train(
         Simulation(federation, engine, federation.test_sets(sites)),
     )  # fmt: skip
     begin(run, how)
-    mean = federated_mean(ENGINES[exp.run.engine](sites, roster), sites.x.dim, log) if how == "centred" else None
+    lost = exp.run.lost
+    asking = Exchanges(ENGINES[exp.run.engine](sites, roster), log, lost, watch)
+    mean = federated_mean(asking, sites.x.dim) if how == "centred" else None
     for rows in (sites.x, run.simulated.tests.x):
         if rows.tensor is not None:
             prepare(rows.tensor, how, mean)
@@ -82,7 +85,7 @@ def train(
     with closing(sites.store):
         for observer in observers:
             observer.started(start)
-        state = Loop(method, engine, log, checkpoints, observers).rounds(start)
+        state = Loop(method, engine, log, checkpoints, observers, lost, watch).rounds(start)
         end(run, state, mean, observers)
 
 
@@ -112,8 +115,8 @@ def begin(run: Running, how: Preparation) -> None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)
-    config = exp.model_dump(mode="json")
-    run.log.write("start", version=__version__, experiment=exp.digest(), config=config, data=data, clients=who)
+    about = {"version": __version__, "provenance": asdict(seen.federation.provenance), "experiment": exp.digest()}
+    run.log.write("start", **about, config=exp.model_dump(mode="json"), data=data, clients=who)
     if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
         run.watch.notice(warning)
 
@@ -165,6 +168,7 @@ def about_data(federation: Federation, features: torch.Tensor | None, test_rows:
         "dim": federation.rows.train.dim,
         "mean_energy": None if features is None else mean_energy(features),
         "class_rows": federation.label_counts().sum(0).tolist(),
+        "duplicates": asdict(federation.duplicates),
         "manifest": manifest.hash,
     }
 

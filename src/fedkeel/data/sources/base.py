@@ -48,6 +48,8 @@ class Source(Open):
     """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
     holdout: float = Field(0.2, gt=0, lt=1)
     """share of rows kept for testing where the source brings no test rows"""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """of test rows that are training rows as well: keep the training copies, or drop them; the test rows stay"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
@@ -81,8 +83,8 @@ class Texts(Source):
     text_column: str = TEXT
     """the column of texts, in the source and in a CSV file of new rows to predict"""
     separator: str = AUTO
-    """what stands between the columns of a CSV file: auto (a comma, semicolon, tab or bar, as its first lines say), or one
-    character, or tab"""
+    """what stands between the columns of a CSV file: auto (a comma, semicolon, tab or bar, as its first lines say), or
+    one character, or tab"""
     encoding: str = AUTO
     """of a CSV file: auto (UTF-8, or what a mark at its start says), or any that Python knows, e.g. cp1252"""
     empty: Empty = "error"
