@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkeel.core.errors import BadMessage, FedkeelError, MethodFailed
 from fedkeel.core.message import Down, Up, decode, encode
 from fedkeel.core.method import PER_CLIENT, AnyMethod, Batch, Method, Phase, Visit, X, exchange_number, outgoing
+from fedkeel.core.pulse import beat
 from fedkeel.core.rows import Rows
 from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.base import schedule
@@ -141,6 +142,7 @@ def trained(
     x = method.once(site.x.following(len(learnt) < len(params)).read(), visit)
     steps = 0
     for picked, u in schedule(site.seed, site.name, len(site.y), visit.round, visit.phase):
+        beat()
         batch = as_batch(x, site.y, picked, u)
         blame.stage = "loss"
         grads = method.gradients(params, batch, visit)
