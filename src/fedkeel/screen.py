@@ -35,10 +35,12 @@ def watched(console: Console, title: str) -> Iterator[Watch]:
 
 
 def _bars(progress: Progress, title: str) -> Watch:
-    tasks: dict[str, TaskID] = {}
+    tasks: dict[str, TaskID] = {"start": progress.add_task(title, total=None)}  # something moves from the start
     heading, rest = [title], [""]
 
-    def show(kind: str, done: float, total: int, text: str) -> None:
+    def show(kind: str, done: float, total: int | None, text: str) -> None:
+        if "start" in tasks:
+            progress.remove_task(tasks.pop("start"))
         if kind not in tasks:
             tasks[kind] = progress.add_task(text, total=total)
         progress.update(tasks[kind], completed=done, total=total, description=text)
@@ -51,6 +53,7 @@ def _bars(progress: Progress, title: str) -> Watch:
         for kind in tasks.keys() - {"grid"}:
             progress.remove_task(tasks.pop(kind))
         show("grid", number - 1, total, f"{title}{rest[0]}")
+        show("round", 0, None, heading[0])
 
     def ended(number: int, total: int, name: str, left: str) -> None:
         tell(f"{number}/{total} {name}", "")

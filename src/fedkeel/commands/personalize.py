@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedkeel.commands.page import REPORT, build_page, with_twin
+from fedkeel.commands.page import DRAWING, REPORT, build_page, with_twin
 from fedkeel.core.errors import Stopped
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.loading import load
@@ -47,5 +47,6 @@ def personalize(
     except KeyboardInterrupt:
         raise Stopped(f"stopped: {wish.command(folder)} continues") from None
     if page:
+        watch.notice(DRAWING)
         build_page(with_twin(events.read(folder)), folder / REPORT)
     return record

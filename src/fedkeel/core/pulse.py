@@ -24,7 +24,7 @@ _LISTENER: ContextVar[Listener] = ContextVar("listener", default=_nobody)
 
 
 def beat(rows: int = 0) -> None:
-    """A step is due, on so many rows that a network reads; with gradients a row counts three times."""
+    """A step is done: so many rows went through a network."""
     _LISTENER.get()(rows)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, get_ident
 from time import monotonic
 
 TELL_SECONDS = 0.5
-SURE_SECONDS = 1.0
-"""Before so much time has passed nobody can say how long the rest takes."""
+RECENT_SECONDS = 10.0
+SURE_SECONDS, SURE_SHARE = 20.0, 0.03
+"""Before either has passed nobody can say how long the rest takes."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,44 @@ SILENT = Watch()
 
 
 class Progress:
-    """How much of some work is done, told to a watch; the amounts may come from any thread."""
+    """How much of some work is done, told to a watch; amounts come from the threads that have just done them.
+
+    How long the rest takes is what the last seconds show: not all is equally quick, and the first is slow. What stands
+    for no amount is not counted in time either, so that it cannot make the rest look long.
+    """
 
     def __init__(self, total: int, tell: Callable[[float, float | None], None]) -> None:
-        self._total, self._done, self._tell = max(1, total), 0, tell
-        self._began = self._told = monotonic()
-        self._lock = Lock()
+        self._total, self._tell, self._lock = max(1, total), tell, Lock()
+        self._done, self._busy, self._began, self._told = 0, 0.0, monotonic(), 0.0
+        self._last: dict[int, float] = {}
+        """when each thread was heard of"""
+        self._seen: deque[tuple[float, int, float]] = deque([(self._began, 0, 0.0)])
+        """when so much was done, and the seconds that all threads together had spent on it"""
 
     def add(self, amount: int) -> None:
         with self._lock:
+            now, here = monotonic(), get_ident()
+            passed = now - self._last.get(here, self._began)
+            self._last[here] = now
+            if not amount:
+                return
             self._done += amount
-            now = monotonic()
-            if not amount or now - self._told < TELL_SECONDS:
+            self._busy += passed
+            if now - self._told < TELL_SECONDS:
                 return
             self._told = now
-            share, passed = min(1.0, self._done / self._total), now - self._began
-        self._tell(share, passed * (1 - share) / share if passed > SURE_SECONDS else None)
+            self._seen.append((now, self._done, self._busy))
+            while len(self._seen) > 2 and now - self._seen[0][0] > RECENT_SECONDS:
+                self._seen.popleft()
+            share, left = min(1.0, self._done / self._total), self._left(now)
+        self._tell(share, left)
+
+    def _left(self, now: float) -> float | None:
+        (_, then, busy_then), (_, done, busy) = self._seen[0], self._seen[-1]
+        if now - self._began < SURE_SECONDS and done < SURE_SHARE * self._total:
+            return None
+        threads = sum(now - last < RECENT_SECONDS for last in self._last.values())
+        return max(0, self._total - done) * (busy - busy_then) / (done - then) / threads
 
 
 def spoken(seconds: float) -> str:

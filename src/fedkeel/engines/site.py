@@ -27,6 +27,9 @@ from fedkeel.core.tree import STATS, Tree, select
 from fedkeel.engines.base import schedule
 from fedkeel.engines.store import Store
 
+BACK = 2
+"""The way back through a network takes as long as two ways through it."""
+
 
 @dataclass(frozen=True)
 class Site(Generic[X]):
@@ -142,7 +145,6 @@ def trained(
     x = method.once(site.x.following(len(learnt) < len(params)).read(), visit)
     steps = 0
     for picked, u in schedule(site.seed, site.name, len(site.y), visit.round, visit.phase):
-        beat()
         batch = as_batch(x, site.y, picked, u)
         blame.stage = "loss"
         grads = method.gradients(params, batch, visit)
@@ -150,6 +152,7 @@ def trained(
         grads = method.adjust(grads, {name: params[name].detach() for name in grads}, batch, visit)
         step([grads[name] for name in learnt])
         steps += 1
+        beat(0 if isinstance(x, Tensor) else BACK * len(picked))
     blame.stage = "end"
     after = {name: value.detach() for name, value in params.items()}
     return method.end(after, torch.tensor(float(steps)), visit)

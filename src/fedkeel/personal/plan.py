@@ -12,8 +12,8 @@ import numpy as np
 from fedkeel.core.method import AnyMethod, Phase
 from fedkeel.core.tree import HEAD, select
 from fedkeel.engines.base import visited
+from fedkeel.engines.site import BACK
 from fedkeel.personal.work import COUNTED_ROWS, Work
-from fedkeel.rows.inputs import FORWARD_AND_BACK
 from fedkeel.runs.events import Record
 
 
@@ -62,19 +62,21 @@ def unfinished(record: Record) -> str:
 
 
 def outline(work: Work, clients: int, left: int) -> str:
-    """What will be done: how many clients train which part for how long."""
-    strategy, down = work.strategy, work.state.down
-    stages = [
-        f"{phase.epochs} epochs of {sum(value.numel() for value in select(down, phase.trains).values()):,} weights"
-        for phase in strategy.plan(1)
-        if phase.epochs
-    ]
-    done = f", {clients - left} of them are done" if left < clients else ""
-    return f"{strategy.name}: {clients} clients{done}; each trains {', then '.join(stages)}"
+    """What will be done: how many clients train how many weights for how long."""
+    stages = []
+    for phase in work.strategy.plan(1):
+        weights = sum(value.numel() for value in select(work.state.down, phase.trains).values())
+        stages += [f"{_counted(phase.epochs, 'epoch')} of {weights:,} weights"] if phase.epochs else []
+    done = f", {clients - left} of them done" if left < clients else ""
+    return f"{work.strategy.name}: {_counted(clients, 'client')}{done}; each trains {', then '.join(stages)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def rows_to_read(work: Work, clients: Sequence[int], tested: bool) -> int:
-    """How many rows a network will read for these clients' models, those with gradients three times; none: no network.
+    """How many rows go through a network for these clients' models, counted as they beat; 0 where there is none.
 
     The global model is tested as well, unless it was.
     """
@@ -87,9 +89,7 @@ def rows_to_read(work: Work, clients: Sequence[int], tested: bool) -> int:
 
 
 def _rows(phase: Phase, size: int) -> int:
-    counted = FORWARD_AND_BACK * min(size, COUNTED_ROWS)
-    if phase.trains == (HEAD,):
+    counted = min(size, COUNTED_ROWS)
+    if phase.trains == (HEAD,) or not phase.epochs:
         return size + counted
-    if not phase.epochs:
-        return FORWARD_AND_BACK * size + counted
-    return FORWARD_AND_BACK * phase.epochs * int(visited(np.array(size), phase)) + counted
+    return (1 + BACK) * phase.epochs * int(visited(np.array(size), phase)) + counted
