@@ -214,7 +214,8 @@ def test_what_has_not_ended_is_left_out_and_said(two_seeds: list[Record], undraw
     words = Page(section(html.page(two_seeds[:1]))).text
     assert "soup-ft" not in words
     assert "1 not finished and left out" in words
-    assert personalised.waiting(grouping.groups(two_seeds)) == 1
+    (line,) = personalised.waiting(grouping.groups(two_seeds))
+    assert "clients are done, fedkeel personalize" in line
 
 
 def test_one_client_and_clients_without_test_rows(tmp_path: Path) -> None:
