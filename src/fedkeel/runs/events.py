@@ -76,7 +76,7 @@ class Record:
     accuracy of the global model on each (None where there is no such model)"""
     personal: list[dict[str, Any]] = field(default_factory=list)
     """of each personal model: client, name, rows (of training), on (accuracy on each client's test set), distortion,
-    seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
+    temperature, seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """if run.keep is "best": round and accuracy on the clients' validation rows"""
     balance: list[dict[str, Any]] = field(default_factory=list)

@@ -20,7 +20,7 @@ from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.runs.opening import open_new
+from fedkeel.runs.opening import Encode, at_once, open_new
 
 MODEL, CLIENTS = "model.safetensors", "clients"
 PREPARED_MEAN = "prepare.mean"
@@ -38,6 +38,8 @@ class Model:
     class_names: tuple[str, ...]
     mine: Tree = field(default_factory=dict)
     """What a client keeps for itself, if this is a personal model."""
+    temperature: float | None = None
+    """By which logits are divided before they become scores; None where no validation rows were there to fit it on."""
 
     @property
     def digest(self) -> str:
@@ -48,7 +50,8 @@ class Model:
         tensors = {name: value.contiguous() for name, value in self.shared.items()}
         if self.mean is not None:
             tensors[PREPARED_MEAN] = self.mean
-        about = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
+        about: dict[str, Any] = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
+        about["temperature"] = self.temperature
         write_atomically(Path(path), to_bytes(tensors, metadata={"fedkeel": json.dumps(about)}))
 
     @classmethod
@@ -62,7 +65,8 @@ class Model:
         except (SafetensorError, ValueError, KeyError, TypeError):
             raise FedkeelError(f"{path} is damaged or no fedkeel model: run again to make it anew") from None
         mean = tensors.pop(PREPARED_MEAN, None)
-        return cls(from_settings(about["method"]), tensors, mean, about["data"], tuple(about["class_names"]))
+        names, temperature = tuple(about["class_names"]), about.get("temperature")
+        return cls(from_settings(about["method"]), tensors, mean, about["data"], names, temperature=temperature)
 
     @property
     def kind(self) -> Kind:
@@ -87,13 +91,14 @@ class Model:
             )
         return encoder
 
-    def scores(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+    def scores(self, rows: Sequence[Any] | np.ndarray, encode: Encode = at_once) -> np.ndarray:
         """Probabilities (rows, classes) of new rows: texts or images as the source had them, or encoded features."""
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         given = encoded or self.data["encoder"] == "none"
-        x = open_new(rows, self, None if given else self.encoder(rows))
+        x = open_new(rows, self, None if given else self.encoder(rows), encode)
         with torch.inference_mode():
-            found: np.ndarray = self.method.scores(self.method.predict(State(self.shared), self.mine, x.read())).numpy()
+            logits = self.method.predict(State(self.shared), self.mine, x.read())
+            found: np.ndarray = self.method.scores(logits / (self.temperature or 1.0)).numpy()
         return found
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
