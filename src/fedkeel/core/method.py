@@ -237,8 +237,8 @@ class Method(BaseModel, Generic[X]):
     def scores(self, logits: Tensor) -> Tensor:
         """The logits as probabilities of the classes, which sum to 1.
 
-        Also of one-vs-all units, q_c = sigmoid(z_c): c and no other class is right with q_c prod_{j != c} (1 - q_j), and
-        divided by the sum over all c that is softmax(z)_c.
+        Also of one-vs-all units, q_c = sigmoid(z_c): that c alone is right has probability q_c prod_{j != c} (1 - q_j),
+        and divided by the sum over all c that is softmax(z)_c.
         """
         return logits.softmax(-1)
 

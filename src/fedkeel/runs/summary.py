@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from fedkeel.metrics.convergence import acc95_round
 from fedkeel.runs.events import Record
@@ -22,6 +23,7 @@ def summarise(record: Record) -> str:
         "rounds": rounds,
         "accuracy": end["accuracy"],
         **{str(key): end[key] for key in ("personal_mean", "kept_round") if key in end},
+        **({"calibration": _calibration(end["calibration"])} if "calibration" in end else {}),
         "accuracy_curve": record.accuracy_curve,
         "acc95_round": acc95_round(record.accuracy_curve),
         "bytes_up": record.bytes_up,
@@ -34,3 +36,10 @@ def summarise(record: Record) -> str:
         "version": record.start["version"],
     }
     return json.dumps(summary, indent=2) + "\n"
+
+
+def _calibration(told: dict[str, Any]) -> dict[str, Any]:
+    """Without the bins."""
+    numbers = ("confidence", "ece")
+    return {key: {name: value[name] for name in numbers} if key in ("before", "after") else value
+            for key, value in told.items()}  # fmt: skip
