@@ -567,7 +567,8 @@ def test_rows_for_prediction(tmp_path: Path) -> None:
     table(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
     texts = load_rows(tmp_path / "a.csv", "texts", Source.of())
     assert texts.rows == ["one\ntwo", "three"]
-    assert texts.names == ["2", "4"]
+    assert texts.names == ["0", "1"], "rows, not lines of the file"
+    assert texts.labels is None
     picture(tmp_path / "pictures" / "b" / "1.png", 1)
     picture(tmp_path / "pictures" / "a.png", 1)
     images = load_rows(tmp_path / "pictures", "images", Source.of())

@@ -51,7 +51,7 @@ class LocalEngine(Simulated):
         at = exchange_number(method, round, phase)
         for group in self.worked(method, state, phase, round, cohort, server):
             server.client_seconds += group.seconds
-            for index, client in enumerate(group.clients if group.kept and phase.on != "test" else ()):
+            for index, client in enumerate(group.clients if group.kept and not phase.looks else ()):
                 self.sites.store.write(self.roster.names[client], at, unstack(group.kept, index))
             if phase.sends:
                 server.receive_stack(group.clients, group.sends)

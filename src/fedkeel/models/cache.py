@@ -158,7 +158,8 @@ def _fill(
             if progress is not None:
                 progress(before + done, total)
 
-        sha256 = _encode_part(partial / f"{part}.npy", f"{dataset.name} {part}", rows, encoder, dtype, tell)
+        who = f"{dataset.name} {part}" if len(dataset.test) else dataset.name  # new rows are of neither part
+        sha256 = _encode_part(partial / f"{part}.npy", who, rows, encoder, dtype, tell)
         meta[part] = {"shape": [len(rows), encoder.dim], "sha256": sha256}
         before += len(rows)
     meta["created"] = datetime.now(UTC).isoformat(timespec="seconds")

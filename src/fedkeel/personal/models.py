@@ -189,16 +189,22 @@ def personal_model(run: Path, client: str, label: str | None) -> Model:
     """A client's own model: of the way to personalise that is named, or of the only one that there is."""
     model = Model.of(run)
     if model.method.personal:
-        return replace(model, mine=load_client(_of_client(run, client)))
+        mine = load_client(_of_client(run, client))
+        return replace(model, mine=mine, temperature=_temperature(read(run), client))
     folder = _finished(run, label).folder
-    _of_this(model, read(folder))
+    record = _of_this(model, read(folder))
     moved = load_client(_of_client(folder, client))
     strategy = from_settings_of(folder)
     shared = dict(model.shared)
     if not same_rows(strategy, model.method):
         shared = {**Backbone.of(model.encoder([])).tree(0), **shared}
     mine = {name: shared[name] + value if name in shared else value for name, value in moved.items()}
-    return replace(model, method=strategy, shared=shared, mine=mine)
+    return replace(model, method=strategy, shared=shared, mine=mine, temperature=_temperature(record, client))
+
+
+def _temperature(record: Record, client: str) -> float | None:
+    """What the client fitted on its own validation rows."""
+    return next((event.get("temperature") for event in record.personal if event["name"] == client), None)
 
 
 def _finished(run: Path, label: str | None) -> Record:

@@ -10,7 +10,7 @@ import tomli_w
 
 from fedkeel.data.ownership import IID
 from fedkeel.metrics.features import common_mean
-from fedkeel.reporting import balance, diagnostics, personal, plots
+from fedkeel.reporting import balance, diagnostics, personal, plots, trust
 from fedkeel.reporting.balance import BalanceSection
 from fedkeel.reporting.canvas import Picture
 from fedkeel.reporting.commentary import Commentary
@@ -76,6 +76,9 @@ class Story:
     bands: str
     """what the bands in those figures are"""
     geometry: Table | None
+    trust: Table | None
+    uncalibrated: bool
+    """whether some model's scores have no temperature"""
     cost: Table
     refused: Table | None
     refusals: int
@@ -105,6 +108,8 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
         drift=drift(found, look),
         bands=plots.band_note(found),
         geometry=diagnostics.geometry_table(found),
+        trust=trust.trust_table(found),
+        uncalibrated=trust.uncalibrated(found),
         cost=cost_table(rows),
         refused=Table(["Run", "Round", "Client", "Reason"], refusals[:MOST_REFUSED], words=4) if refusals else None,
         refusals=len(refusals),

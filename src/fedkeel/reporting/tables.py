@@ -56,7 +56,8 @@ def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
     work plus the server's.
     """
     curve, exchanges = record.accuracy_curve, record.traffic
-    training = [event for event in exchanges if event["round"] >= 1]
+    last = record.start["config"]["method"].get("rounds", len(curve))  # what comes later belongs to no round
+    training = [event for event in exchanges if 1 <= event["round"] <= last]
     rounds = max(1, len({event["round"] for event in training}))
     # Acc@95 is relative to the final accuracy, which an unfinished run does not have yet.
     acc95 = acc95_round(curve) if record.end else None

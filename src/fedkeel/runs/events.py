@@ -89,7 +89,8 @@ class Record:
     rounds: list[dict[str, Any]]
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
-    """accuracy, per_class, per_client, per_client_basis, digest, seconds, and of methods with personal
+    """accuracy, per_class, per_client, per_client_basis, digest, seconds; calibration (temperature, validation_rows,
+    and before and after it accuracy, confidence, ece and bins on the test rows); and of methods with personal
     models personal, personal_mean; of a folder of personal models the digest alone; None while not finished"""
     geometry: dict[str, Any] | None = None
     """of the prepared training features: alignment, intra, inter, ratio, intra_distance, inter_distance"""
@@ -100,7 +101,7 @@ class Record:
     accuracy of the global model on each (None where there is no such model)"""
     personal: list[dict[str, Any]] = field(default_factory=list)
     """of each personal model: client, name, rows (of training), on (accuracy on each client's test set), distortion,
-    seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
+    temperature, seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
     asked: dict[str, Any] | None = None
     """of personal models made of a finished run, what was asked for last: clients, only (their names, if not all were
     wanted) and words (of the command)"""
