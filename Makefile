@@ -5,6 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+PIP := $(BIN)/pip install -qq --disable-pip-version-check
 
 .PHONY: demo style check test bench install clean
 
@@ -29,14 +30,14 @@ bench: $(INSTALLED)
 
 install: $(INSTALLED)
 
-# torch brings its own dependencies, which differ by platform; everything else is locked to the last package.
+# Nothing is installed whose hash is not in the lock; then torch brings what is missing of its own on this platform.
 $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing into .venv (once, a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeel needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq --disable-pip-version-check -c requirements.lock "$$(grep '^torch==' requirements.lock)"
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements.lock
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PIP) --no-deps --require-hashes -r requirements.lock
+	@$(PIP) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 clean:
