@@ -1,4 +1,4 @@
-"""Writes requirements.lock anew: the versions that stand in it, or the ones given, each with the hashes of all its files.
+"""Writes requirements.lock anew: the versions in it, or the ones given, each with the hashes of all its files.
 
     pip install uv
     python tools/lock.py                    # the same versions
@@ -19,9 +19,9 @@ from pathlib import Path
 LOCK = Path(__file__).parents[1] / "requirements.lock"
 HEADER = """\
 # Exact versions for development, tests and the demo, with the hashes of all files of each: pip takes nothing else.
-# torch comes from the public index or as a CPU build of the same version, and pip takes what it finds: its hashes are those
-# of all public files, and of the CPU build for Python 3.11 on Linux (x86_64). The CUDA packages that the public build wants
-# on Linux are not in here, because the CPU build must not get them: torch names their exact versions. See the Makefile.
+# torch comes from the public index or as a CPU build of the same version, and pip takes what it finds: its hashes are
+# those of all public files and of the CPU build for Python 3.11 on Linux (x86_64). The CUDA packages that the public
+# build needs on Linux are not in here, because the CPU build must not get them: pip takes these without a hash.
 # Written by tools/lock.py.
 """
 
