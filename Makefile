@@ -5,7 +5,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-PIP := $(BIN)/pip install -qq --disable-pip-version-check
+PIP_QUIETLY := -qq --disable-pip-version-check
+PIP := $(BIN)/pip install $(PIP_QUIETLY)
 
 .PHONY: demo style check test bench install clean
 
@@ -30,13 +31,18 @@ bench: $(INSTALLED)
 
 install: $(INSTALLED)
 
-# Nothing is installed whose hash is not in the lock; then torch brings what is missing of its own on this platform.
+# Nothing is installed whose hash is not in the lock. Asked for a hash, pip prefers the public torch to a CPU build that it
+# finds beside; so torch is fetched first, then installed by its hash. What it lacks on this platform comes last.
 $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing into .venv (once, a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeel needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv .venv
+	@sed -n '/^torch==/,/[^\\]$$/p' requirements.lock > .venv/torch.lock
+	@$(BIN)/pip download $(PIP_QUIETLY) --no-deps --only-binary :all: -d .venv/torch "$$(grep -o '^torch==[^ ]*' .venv/torch.lock)"
+	@$(PIP) --no-deps --require-hashes --no-index --find-links .venv/torch -r .venv/torch.lock
+	@rm -r .venv/torch
 	@$(PIP) --no-deps --require-hashes -r requirements.lock
-	@$(PIP) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
+	@$(PIP) "$$(grep -o '^torch==[^ ]*' .venv/torch.lock)"
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
