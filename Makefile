@@ -1,6 +1,7 @@
 # make demo   the main job, on data that comes with the package
 # make check  the fast half of make test: style, types and the tests that take no whole runs
 # make test   style, types and all tests
+# make fuzz   ten minutes of damaged and malicious input to everything that reads any; make test has a short one
 # make bench  speed against a plain PyTorch loop (minutes)
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ INSTALLED := .venv/installed
 PIP_QUIETLY := -qq --disable-pip-version-check
 PIP := $(BIN)/pip install $(PIP_QUIETLY)
 
-.PHONY: demo style check test bench install clean
+.PHONY: demo style check test fuzz bench install clean
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo
@@ -24,6 +25,9 @@ check: style
 
 test: style
 	$(BIN)/pytest -n 2 --dist worksteal
+
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --minutes 10
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.run

@@ -1,7 +1,7 @@
-"""``make fuzz``: every target for its share of the time, with new examples each time; and findings again, from a file.
+"""``make fuzz``: every target for its share of the time, with new examples each time; and findings again, by a file.
 
 python -m fuzz [--minutes 10] [--keep runs/fuzz] [TARGET ...]
-python -m fuzz --again runs/fuzz/TARGET-1.bin
+python -m fuzz --again runs/fuzz/TARGET-123.bin
 """
 
 from __future__ import annotations
@@ -10,31 +10,34 @@ import argparse
 import tempfile
 import traceback
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
-from fuzz.examine import examine, search
+from fuzz.examine import examine, example
 from fuzz.targets import TARGETS, Target
-
-AT_ONCE = 200
-"""Examples between two looks at the clock."""
-FINDINGS = 3
-"""After so many a target is left alone: they are mostly the same."""
 
 
 def hunt(name: str, target: Target, until: float, keep: Path) -> int:
-    """Examples until the time is up; the number of findings."""
-    examples = accepted = findings = 0
-    while monotonic() < until and findings < FINDINGS:
-        path = keep / f"{name}-{findings + 1}.bin"
+    """Examples until the time is up; the number of findings, of which those from the same place count once."""
+    found: dict[str, int] = {}
+    first = int(time()) * 10**6  # the first million is what the tests have
+    number, accepted = first, 0
+    while monotonic() < until:
+        data = example(name, target, number)
         try:
-            some, good = search(target, AT_ONCE, path, until=until)
-            examples, accepted = examples + some, accepted + good
-        except Exception:
-            findings += 1
-            path.with_suffix(".txt").write_text(traceback.format_exc())
-            print(f"  {traceback.format_exc(limit=-3).strip()}\n  kept: python -m fuzz --again {path}", flush=True)
-    print(f"{name:<14}{examples:>8} examples, {accepted:>6} accepted, {findings} findings", flush=True)
-    return findings
+            accepted += examine(target, data)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}"
+            found[place] = found.get(place, 0) + 1
+            if found[place] == 1:
+                path = keep / f"{name}-{number}.bin"
+                path.write_bytes(data)
+                path.with_suffix(".txt").write_text(traceback.format_exc())
+                print(f"  {place}: {str(error)[:150]!r}\n    kept as {path}", flush=True)
+        number += 1
+    again = "".join(f"; {count} x {place}" for place, count in found.items())
+    print(f"{name:<12} {number - first:>7} examples, {accepted:>6} accepted, {len(found)} findings{again}", flush=True)
+    return len(found)
 
 
 def main() -> None:
@@ -58,8 +61,8 @@ def main() -> None:
         for number, name in enumerate(names):
             folder = Path(home) / name
             folder.mkdir()
-            now = monotonic()
-            findings += hunt(name, TARGETS[name](folder), now + (end - now) / (len(names) - number), given.keep)
+            target, now = TARGETS[name](folder), monotonic()
+            findings += hunt(name, target, now + (end - now) / (len(names) - number), given.keep)
     raise SystemExit(f"{findings} findings, kept in {given.keep}" if findings else 0)
 
 

@@ -11,12 +11,14 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
-Bytes = st.SearchStrategy[bytes]
+Make = Callable[[Random], bytes]
+"""Another example with every draw."""
 DEEP, DIGITS = 100_000, 5_000
 """Brackets within brackets, and digits of a number: more than a parser takes."""
 TOKENS = (
@@ -82,28 +84,39 @@ def _zeros(data: bytearray, at: int, to: int) -> None:
 CHANGES: tuple[Callable[[bytearray, int, int], None], ...] = (
     _flip, _set, _cut_out, _cut_off, _double, _swap, _insert, _overwrite, _zeros,
 )  # fmt: skip
-PLACE = st.integers(0, 2**20)
 
 
-def changed(whole: bytes) -> Bytes:
-    """One to four changes to the bytes, anywhere."""
+def one_of(*ways: Make) -> Make:
+    return lambda draw: draw.choice(ways)(draw)
 
-    def apply(steps: Iterable[tuple[Callable[[bytearray, int, int], None], int, int]]) -> bytes:
+
+def changed(whole: bytes) -> Make:
+    """One to four changes to the bytes, half of them near the beginning, where formats say what they are."""
+
+    def make(draw: Random) -> bytes:
         data = bytearray(whole)
-        for change, at, to in steps:
+        for _ in range(draw.choice((1, 1, 2, 4))):
             if data:
-                change(data, at % len(data), to)
+                at = draw.randrange(draw.choice((len(data), min(len(data), 300))))
+                draw.choice(CHANGES)(data, at, draw.randrange(2**20))
         return bytes(data)
 
-    return st.lists(st.tuples(st.sampled_from(CHANGES), PLACE, PLACE), min_size=1, max_size=4).map(apply)
+    return make
 
 
-def lines_changed(whole: bytes) -> Bytes:
+def lines_changed(whole: bytes) -> Make:
     """Lines lost, doubled or in another order."""
     lines = whole.splitlines(keepends=True)
-    picks = st.lists(st.integers(0, len(lines) - 1), max_size=2 * len(lines))
-    one_less = st.integers(0, len(lines) - 1).map(lambda at: [i for i in range(len(lines)) if i != at])
-    return st.one_of(picks, one_less).map(lambda order: b"".join(lines[at] for at in order))
+
+    def make(draw: Random) -> bytes:
+        order = list(range(len(lines)))
+        if draw.random() < 0.5:
+            del order[draw.randrange(len(order))]
+        else:
+            order = draw.choices(order, k=draw.randrange(2 * len(lines)))
+        return b"".join(lines[at] for at in order)
+
+    return make
 
 
 def _places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -118,80 +131,76 @@ def _at(value: Any, path: Sequence[Any]) -> Any:
     return value
 
 
-def json_changed(value: Any) -> st.SearchStrategy[Any]:
+def json_changed(value: Any) -> Callable[[Random], Any]:
     """A JSON value of which one or two things are odd, missing, new or in the place of another."""
     text = json.dumps(value)
 
-    def apply(steps: Iterable[tuple[str, int, int]]) -> Any:
+    def make(draw: Random) -> Any:
         found = json.loads(text)
-        for kind, at, to in steps:
+        for _ in range(draw.choice((1, 1, 2))):
             places = _places(found)
-            path, other = places[at % len(places)], places[to % len(places)]
+            path = draw.choice(places)
             if not path:
-                if to % 50 == 0:
-                    return ODD[at % len(ODD)]
-                continue
-            holder, key = _at(found, path[:-1]), path[-1]
+                return deepcopy(draw.choice(ODD))
+            holder, key, odd = _at(found, path[:-1]), path[-1], deepcopy(draw.choice(ODD))
+            kind = draw.choice(("odd", "odd", "missing", "other", "new"))
             if kind == "odd":
-                holder[key] = ODD[to % len(ODD)]
+                holder[key] = odd
             elif kind == "missing":
                 del holder[key]
             elif kind == "other":
-                holder[key] = json.loads(json.dumps(_at(found, other)))
+                holder[key] = json.loads(json.dumps(_at(found, draw.choice(places))))
             elif isinstance(holder, dict):
-                holder[str(ODD[to % len(ODD)])] = ODD[at % len(ODD)]
+                holder[str(odd)] = deepcopy(draw.choice(ODD))
             else:
-                holder.insert(key, ODD[to % len(ODD)])
+                holder.insert(key, odd)
         return found
 
-    kinds = st.sampled_from(("odd", "missing", "other", "new"))
-    return st.lists(st.tuples(kinds, PLACE, PLACE), min_size=1, max_size=2).map(apply)
+    return make
 
 
 def written(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def json_bytes(whole: bytes) -> Bytes:
+def json_bytes(whole: bytes) -> Make:
     """A JSON file, changed in its bytes or in what it says."""
-    return st.one_of(changed(whole), json_changed(json.loads(whole)).map(written))
+    said = json_changed(json.loads(whole))
+    return one_of(changed(whole), lambda draw: written(said(draw)))
 
 
-def jsonl_bytes(whole: bytes) -> Bytes:
+def jsonl_bytes(whole: bytes) -> Make:
     """A file of JSON lines, changed in its bytes, its lines or in what one of them says."""
     lines = whole.splitlines()
 
-    def one(number: int) -> Bytes:
-        def put(value: Any) -> bytes:
-            return b"\n".join([*lines[:number], written(value), *lines[number + 1 :]]) + b"\n"
+    def one(draw: Random) -> bytes:
+        number = draw.randrange(len(lines))
+        said = written(json_changed(json.loads(lines[number]))(draw))
+        return b"\n".join([*lines[:number], said, *lines[number + 1 :]]) + b"\n"
 
-        return json_changed(json.loads(lines[number])).map(put)
-
-    return st.one_of(changed(whole), lines_changed(whole), st.integers(0, len(lines) - 1).flatmap(one))
+    return one_of(changed(whole), lines_changed(whole), one)
 
 
-def safetensors_bytes(whole: bytes) -> Bytes:
+def safetensors_bytes(whole: bytes) -> Make:
     """A safetensors file, changed in its bytes, in its header or in the JSON that its metadata hold."""
     length = int.from_bytes(whole[:8], "little")
     header, numbers = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+    about = header.get("__metadata__", {})
 
     def put(value: Any) -> bytes:
         text = written(value)
         text = text.ljust(-(-len(text) // 8) * 8)
         return struct.pack("<Q", len(text)) + text + numbers
 
-    ways = [changed(whole), json_changed(header).map(put)]
-    for key, text in header.get("__metadata__", {}).items():
+    def inside(draw: Random) -> bytes:
+        key = draw.choice(sorted(about) or [""])
         try:
-            inside = json.loads(text)
-        except ValueError:
-            continue
+            said = json.loads(about[key])
+        except (KeyError, ValueError):
+            return put(json_changed(header)(draw))
+        return put({**header, "__metadata__": {**about, key: json.dumps(json_changed(said)(draw))}})
 
-        def put_inside(value: Any, key: str = key) -> bytes:
-            return put({**header, "__metadata__": {**header["__metadata__"], key: json.dumps(value)}})
-
-        ways.append(json_changed(inside).map(put_inside))
-    return st.one_of(ways)
+    return one_of(changed(whole), lambda draw: put(json_changed(header)(draw)), inside)
 
 
 SHAPES = ("()", "(0,)", "(2,)", "(-1,)", "(10**9,)", "(99999999999,)", "(4294967296, 4294967296)", "(1,)*70", "(True,)")
@@ -210,43 +219,45 @@ DESCRS = (
 )
 
 
-def npz_bytes(whole: bytes) -> Bytes:
+def npz_bytes(whole: bytes) -> Make:
     """An npz file, changed in its bytes, or with members lost, renamed, doubled or changed, and checksums that hold."""
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     names = sorted(members)
+    ways = {name: one_of(changed(members[name]), _npy_header(members[name]), _array(members[name])) for name in names}
 
-    def packed(entries: Iterable[tuple[str, bytes]]) -> bytes:
+    def packed(entries: dict[str, bytes]) -> bytes:
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in entries:
+            for name, content in entries.items():
                 archive.writestr(zipfile.ZipInfo(name), content)
         return file.getvalue()
 
-    def member(name: str) -> Bytes:
-        inside = st.one_of(changed(members[name]), _npy_header(members[name]), _array(members[name]))
-        return inside.map(lambda content: packed({**members, name: content}.items()))
+    def inside(draw: Random) -> bytes:
+        name = draw.choice(names)
+        return packed({**members, name: ways[name](draw)})
 
-    def listed(picks: Sequence[tuple[str, str]]) -> bytes:
-        return packed(list({as_name: members[name] for name, as_name in picks}.items()))
+    def others(draw: Random) -> bytes:
+        called = [*names, "z.npy", "../x.npy", "x", ""]
+        return packed({draw.choice(called): members[draw.choice(names)] for _ in range(draw.randrange(8))})
 
-    picks = st.lists(st.tuples(st.sampled_from(names), st.sampled_from([*names, "z.npy", "../x.npy", "x", ""])))
-    return st.one_of(changed(whole), st.sampled_from(names).flatmap(member), picks.map(listed))
+    return one_of(changed(whole), inside, inside, others)
 
 
-def _npy_header(whole: bytes) -> Bytes:
+def _npy_header(whole: bytes) -> Make:
     """Another shape or kind of number than the content has."""
     length = int.from_bytes(whole[8:10], "little")
     content = whole[10 + length :]
 
-    def put(lies: tuple[str, str, str]) -> bytes:
+    def make(draw: Random) -> bytes:
+        lies = draw.choice(DESCRS), draw.choice(("False", "True", "7")), draw.choice(SHAPES)
         text = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }\n" % lies  # noqa: UP031  braces
         return whole[:8] + len(text).to_bytes(2, "little") + text.encode() + content
 
-    return st.tuples(st.sampled_from(DESCRS), st.sampled_from(("False", "True", "7")), st.sampled_from(SHAPES)).map(put)
+    return make
 
 
-def _array(whole: bytes) -> Bytes:
+def _array(whole: bytes) -> Make:
     """Sound arrays that do not belong there."""
     there = np.lib.format.read_array(io.BytesIO(whole), allow_pickle=False)
     odd = [
@@ -263,10 +274,11 @@ def _array(whole: bytes) -> Bytes:
         np.lib.format.write_array(file, array, allow_pickle=False)
         return file.getvalue()
 
-    return st.sampled_from([saved(array) for array in odd])
+    contents = [saved(array) for array in odd]
+    return lambda draw: draw.choice(contents)
 
 
-def png_bytes(whole: bytes) -> Bytes:
+def png_bytes(whole: bytes) -> Make:
     """A PNG file, changed in its bytes or in a chunk whose checksum holds."""
     chunks, at = [], 8
     while at < len(whole):
@@ -281,8 +293,19 @@ def png_bytes(whole: bytes) -> Bytes:
         )
         return whole[:8] + b"".join(made)
 
-    def one(number: int) -> Bytes:
+    def one(draw: Random) -> bytes:
+        number = draw.randrange(len(chunks))
         kind, body = chunks[number]
-        return changed(body or b"\0").map(lambda new: packed([*chunks[:number], (kind, new), *chunks[number + 1 :]]))
+        return packed([*chunks[:number], (kind, changed(body or b"\0")(draw)), *chunks[number + 1 :]])
 
-    return st.one_of(changed(whole), st.integers(0, len(chunks) - 1).flatmap(one))
+    return one_of(changed(whole), one)
+
+
+def text(draw: Random) -> str:
+    """Any letters, rare ones among them."""
+    letters = (
+        lambda: chr(draw.randrange(32, 127)),
+        lambda: chr(draw.randrange(0x11000)),
+        lambda: draw.choice("=.:,[]{}\"'"),
+    )
+    return "".join(draw.choice(letters)() for _ in range(draw.randrange(20)))

@@ -1,4 +1,4 @@
-"""A short ``make fuzz``: the same few examples of every target each time."""
+"""A short ``make fuzz``: the first examples of every target, and what was found before."""
 
 from __future__ import annotations
 
@@ -6,11 +6,64 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.examine import search
-from fuzz.targets import SLOW, TARGETS
+from fuzz.examine import Finding, examine, example
+from fuzz.mutations import DEEP
+from fuzz.targets import SLOW, TARGETS, Target
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_only_a_line_leaves(name: str, tmp_path: Path) -> None:
-    examples, _ = search(TARGETS[name](tmp_path), 5 if name in SLOW else 60, tmp_path / "finding.bin", same=True)
-    assert examples
+def test_only_fedkeel_errors_leave(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name](tmp_path)
+    for number in range(20 if name in SLOW else 200):
+        examine(target, example(name, target, number))
+
+
+FOUND = {
+    "a section and a key of it": ("config-set", b'["run=1", "run.seed=2"]'),
+    "bytes that are no text": ("config-set", b'["data.cache=\\udcff"]'),
+    "a name that is no text": ("variant", b'"\\udcff"'),
+    "a deep manifest": ("manifest", b"[" * DEEP),
+    "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
+}
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND.values(), ids=FOUND.keys())
+def test_what_was_found_once_is_refused(name: str, data: bytes, tmp_path: Path) -> None:
+    assert not examine(TARGETS[name](tmp_path), data)
+
+
+def test_examples_are_the_same_each_time(tmp_path: Path) -> None:
+    target = TARGETS["message"](tmp_path)
+    assert [example("message", target, n) for n in range(20)] == [example("message", target, n) for n in range(20)]
+
+
+def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another error, a change that nobody noticed, too much time and too much memory."""
+
+    def check(data: bytes) -> None:
+        if data == b"error":
+            raise KeyError
+        if data == b"slow":
+            while True:
+                pass
+        if data == b"large":
+            bytearray(2**27)
+        if data == b"endless":
+            bytearray(2**40)
+        assert data != b"changed"
+
+    monkeypatch.setattr("fuzz.examine.SECONDS", 0.2)
+    monkeypatch.setattr("fuzz.examine.MEGABYTES", 100)
+    target = Target(lambda draw: b"", check)
+    bytearray(2**28)  # a peak that is over
+    assert examine(target, b"sound")
+    wrong = {
+        b"error": KeyError,
+        b"slow": Finding,
+        b"changed": AssertionError,
+        b"large": Finding,
+        b"endless": MemoryError,
+    }
+    for data, expected in wrong.items():
+        with pytest.raises(expected):
+            examine(target, data)
