@@ -14,7 +14,7 @@ from typing import Any
 from fedkeel.core.errors import FedkeelError
 from fuzz.target import Target
 
-SECONDS, MEGABYTES = 10, 300
+SECONDS = 10
 """What an example may take."""
 AT_MOST = 4 * 2**30
 """Bytes that it can have at all: a finding must not take the machine with it."""
@@ -25,7 +25,7 @@ class Finding(AssertionError):
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def bounded(megabytes: int) -> Iterator[None]:
     """Too long or too much memory is a finding; what asks for very much does not get it."""
 
     def too_long(*_: Any) -> None:
@@ -41,7 +41,7 @@ def bounded() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    if _peak() - before > MEGABYTES:
+    if _peak() - before > megabytes:
         raise Finding(f"{_peak() - before:.0f} MB of memory")
 
 
@@ -69,7 +69,7 @@ def _size() -> int:
 
 def examine(target: Target, data: bytes) -> bool:
     """Whether the target accepted the example; anything but that or a refusal is raised."""
-    with bounded():
+    with bounded(target.megabytes):
         try:
             target.check(data)
         except FedkeelError:

@@ -20,6 +20,8 @@ from fuzz.mutations import Make
 class Target:
     make: Make
     check: Callable[[bytes], None]
+    megabytes: int = 300
+    """Memory that an example may take."""
 
 
 TARGETS: dict[str, Callable[[Path], Target]] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fuzz.examine import Finding, examine, example
@@ -18,11 +20,21 @@ def test_only_fedkeel_errors_leave(name: str, tmp_path: Path) -> None:
         examine(target, example(name, target, number))
 
 
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **{"x": np.arange(12.0).reshape(4, 3), "y": np.array([0, 1, 0, 1]), **arrays})  # type: ignore[arg-type]
+    return file.getvalue()
+
+
 FOUND = {
     "a section and a key of it": ("config-set", b'["run=1", "run.seed=2"]'),
     "bytes that are no text": ("config-set", b'["data.cache=\\udcff"]'),
     "a name that is no text": ("variant", b'"\\udcff"'),
     "a deep manifest": ("manifest", b"[" * DEEP),
+    "strings of no letters": ("npz", npz(y=np.array([0x7FFFFFFF, 97, 98, 99], np.uint32).view("U1"))),
+    "strings of half letters": ("npz", npz(client=np.array([0xD800, 97, 98, 99], np.uint32).view("U1"))),
+    "labels that are dates": ("npz", npz(x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
+    "labels of two odd kinds": ("npz", npz(y=np.zeros(4, "c16"), x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
     "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
 }
 
@@ -53,8 +65,7 @@ def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
         assert data != b"changed"
 
     monkeypatch.setattr("fuzz.examine.SECONDS", 0.2)
-    monkeypatch.setattr("fuzz.examine.MEGABYTES", 100)
-    target = Target(lambda draw: b"", check)
+    target = Target(lambda draw: b"", check, megabytes=100)
     bytearray(2**28)  # a peak that is over
     assert examine(target, b"sound")
     wrong = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class Npz(Source):
         """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
         path = self.path
         arrays = read_npz(path)
+        for name, array in arrays.items():
+            _must_be_letters(path, name, array)
         tested = "x_test" in arrays or "y_test" in arrays
         for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
             if name not in arrays:
@@ -133,6 +136,14 @@ def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None 
     )
 
 
+def _must_be_letters(path: Path, name: str, array: np.ndarray) -> None:
+    """Make sure that what is said to be text is: a damaged file may hold numbers that stand for no letter."""
+    if array.dtype.kind == "U" and array.dtype.itemsize and array.size:
+        codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+        if ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+            raise FedkeelError(f"{path} array {name} holds strings that are no text: it is damaged; save it again")
+
+
 def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
     parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
@@ -140,6 +151,9 @@ def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, t
         raise FedkeelError(
             f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
         )
+    for part in parts:
+        if part.dtype.kind not in "biuU":  # told before they are put together, which not all kinds can be
+            raise FedkeelError(f"{path} array y: labels are {part.dtype}; expected whole numbers or strings")
     together = np.concatenate(parts)
     labels, present = index_labels(together, f"{path} array y")
     if "class_names" not in arrays:
