@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fedkeel.core.errors import printable
 from fedkeel.core.watch import Watch
 
 if TYPE_CHECKING:
@@ -25,11 +26,17 @@ LONGEST_HEADING = 80
 def watched(console: Console, title: str) -> Iterator[Watch]:
     """A Watch that shows progress on the console until the block ends."""
     if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             yield _bars(progress, title)
     else:
         yield _lines(console, title)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """A line in which names of users stand: a client may be called [/foo]."""
+    console.print(printable(text), style=style, highlight=False, markup=False, emoji=False)
 
 
 def _bars(progress: Progress, title: str) -> Watch:
@@ -43,8 +50,8 @@ def _bars(progress: Progress, title: str) -> Watch:
 
     def notice(text: str) -> None:
         if len(text) <= LONGEST_HEADING:
-            heading[0] = text
-        progress.console.print(text, style="dim", highlight=False)
+            heading[0] = printable(text)
+        say(progress.console, text, style="dim")
 
     return Watch(
         encoded=lambda done, total: show("encode", done, total, "encoding"),
@@ -64,13 +71,13 @@ def _lines(console: Console, title: str) -> Watch:
     def line(text: str, final: bool) -> None:
         if final or monotonic() - last[0] > QUIET_SECONDS:
             last[0] = monotonic()
-            console.print(text, highlight=False)
+            say(console, text)
 
     return Watch(
         encoded=lambda done, total: line(f"encoded {done:,} of {total:,} rows", done == total),
         round=lambda round, rounds, acc: line(f"round {round} of {rounds}, accuracy {acc:.2%}", round == rounds),
         client=lambda done, total, acc: line(f"client {done} of {total}, {_own(acc)}", done == total),
-        notice=lambda text: console.print(text, highlight=False),
+        notice=lambda text: say(console, text),
     )
 
 

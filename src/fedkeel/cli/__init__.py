@@ -8,21 +8,41 @@ from cyclopts import CycloptsError
 
 from fedkeel.cli import look, train, use  # noqa: F401  commands register with the app
 from fedkeel.cli.app import app
-from fedkeel.core.errors import FedkeelError
+from fedkeel.cli.deferred import defer
+from fedkeel.cli.output import nobody_reads, take_any_text
+from fedkeel.core.errors import FedkeelError, memory_ran_out, printable
 
 __all__ = ["app", "main"]
+LONGEST = 1500
+"""A line with more characters says less: something in it is a user's own text, of which the ends are enough."""
 
 
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
+    take_any_text()
+    defer("torch")
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return
     except (FedkeelError, CycloptsError) as error:
-        line = " ".join(str(error).split())
+        line = memory_ran_out(error) or str(error)
     except KeyboardInterrupt:
         line = "stopped: the same command continues"
+    except BrokenPipeError:
+        nobody_reads()
+        sys.exit(0)
     except OSError as error:
-        line = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+        said = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+        line = memory_ran_out(error) or said
+    except (MemoryError, RuntimeError) as error:
+        told = memory_ran_out(error)
+        if told is None:
+            raise
+        line = told
+    line = printable(line)
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
     print(f"fedkeel: {line}", file=sys.stderr)
     sys.exit(2)

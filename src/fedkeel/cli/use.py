@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from fedkeel.cli.app import Set, app, console, names_in
+from fedkeel.cli.output import exactly
 
 
 @app.command
@@ -88,6 +89,6 @@ def predict(
 
     text = api.predict(run, input=input, client=client, personal=personal)
     if out is None:
-        print(text, end="")
+        exactly(text)
     else:
         out.write_text(text, encoding="utf-8")

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Kind
-from fedkeel.data.sources.base import TEXT, Source, Texts
+from fedkeel.data.sources.base import Source, Texts
 from fedkeel.data.sources.csv import read_csv
 from fedkeel.data.sources.images import IMAGE_SUFFIXES, image_paths
 from fedkeel.data.sources.npz import npz_rows, read_npz
@@ -27,9 +28,11 @@ def load_rows(path: Path, kind: Kind, data: Source) -> Rows:
     if not path.exists():
         raise FedkeelError(f"there is no file or folder {path}")
     if kind == "texts" and path.suffix.lower() != ".npz":
-        table = read_csv(path)
-        column = data.text_column if isinstance(data, Texts) else TEXT
-        return Rows(table.column(column, "text_column"), [str(line) for line in table.lines])
+        assert isinstance(data, Texts)  # other sources hold no texts
+        table = read_csv(path, data.separator, data.encoding)
+        table.must_have([(data.text_column, "text_column")])
+        table = table.whole([data.text_column], data.empty, to_stderr)
+        return Rows(table.columns[data.text_column], [str(line) for line in table.lines])
     if kind == "images" and path.is_dir():
         paths = image_paths(path)
         return Rows(paths, [image.relative_to(path).as_posix() for image in paths])

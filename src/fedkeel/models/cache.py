@@ -20,7 +20,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.data.images import RowError
+from fedkeel.data.images import READING, RowError
 from fedkeel.data.sources.base import Source, cache_folder
 from fedkeel.models.encoders import Encoder, encoder_name, open_encoder
 
@@ -79,7 +79,9 @@ def encoded_by(
 ) -> Encoded:
     """What an encoder makes of the dataset, from the cache or encoded now and kept there."""
     parent = cache_folder(data) / "features"
-    key = digest([str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype])
+    parts = [str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype]
+    read = [READING] if dataset.kind == "images" and not isinstance(dataset.train, np.ndarray) else []
+    key = digest([*parts, *read])
     folder = parent / key
     if folder.is_dir():  # renamed into place when complete, so no lock is needed to read
         return _open(folder, dataset, encoder, cached=True)
