@@ -168,12 +168,12 @@ class Store:
         """What SQLite has to say, in one line."""
         try:
             yield
-        except SafetensorError as error:
+        except (SafetensorError, UnicodeDecodeError) as error:
             raise self._damaged(error) from None
         except sqlite3.Error as error:
             if self._file is not None:
                 self._file.rollback()
-            if error.sqlite_errorname == "SQLITE_FULL":
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":  # not all errors have a name
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from None
             raise self._damaged(error) from None
 

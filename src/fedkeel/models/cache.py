@@ -130,7 +130,7 @@ def _tell_change(parent: Path, dataset: Dataset, encoder: Encoder, notice: Calla
             if known and meta["weights"] != encoder.weights:
                 notice(f"the encoder {encoder.name} has changed since {meta['created']}: encoding {dataset.name} again")
                 return
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # damaged features of something else: told when they are opened
 
 
@@ -210,7 +210,7 @@ def _progress(path: Path, file: Any, start: int, width: int, rows: int) -> tuple
     try:
         saved = json.loads(path.with_suffix(".progress").read_text(encoding="utf-8"))
         done, expected = int(saved["rows"]), saved["sha256"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return 0, None
     if not 0 < done <= rows or (done % CHUNK and done != rows):
         return 0, None
@@ -258,7 +258,7 @@ def _open(folder: Path, dataset: Dataset, encoder: Encoder, *, cached: bool = Fa
             if mapped.shape[:1] != (len(rows),):
                 raise FedkeelError(f"{path} has {mapped.shape[0]} rows, {dataset.name} has {len(rows)}: {remedy}")
             maps.append(mapped)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FedkeelError(f"the feature cache in {folder} is damaged ({error}): {remedy}") from None
     return Encoded(
         maps[0], maps[1], encoder.name, encoder.weights, encoder.transform, where=f"in {folder}", cached=cached

@@ -258,10 +258,19 @@ def _elsewhere(key: str, sections: Mapping[str, Any]) -> str | None:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
+    key, equals, value = must_be_utf8(text).partition("=")
     if not equals or not key.strip():
         raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")
     return key.strip(), value_of(value)
+
+
+def must_be_utf8(text: str) -> str:
+    """The text itself, if it can be written down: a command line may hold bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise FedkeelError(f"{text!a} is not UTF-8 (at {text[error.start]!a}): type it anew") from None
+    return text
 
 
 def value_of(text: str) -> Any:
@@ -278,10 +287,10 @@ def nested(values: Mapping[str, Any]) -> Said:
     sections: Said = {}
     for key, value in values.items():
         section, dot, name = key.partition(".")
-        if dot:
-            sections.setdefault(section, {})[name] = value
-        else:
+        if not dot:
             sections[section] = value
+        elif isinstance(inside := sections.setdefault(section, {}), dict):  # else it is told that it is a section
+            inside[name] = value
     return sections
 
 

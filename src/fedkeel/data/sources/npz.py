@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +102,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             for name, member in members.items():
                 with archive.open(member) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                _must_be_letters(path, name, arrays[name])
             return arrays
     except OSError as error:
         raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
@@ -212,6 +214,14 @@ def npz_rows(path: Path | str, name: str, rows: np.ndarray, client: np.ndarray |
     )
 
 
+def _must_be_letters(path: Path, name: str, array: np.ndarray) -> None:
+    """Make sure that what is said to be text is: a damaged file may hold numbers that stand for no letter."""
+    if array.dtype.kind == "U" and array.dtype.itemsize and array.size:
+        codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+        if ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+            raise FedkeelError(f"{path} array {name} holds strings that are no text: it is damaged; save it again")
+
+
 def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
     parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
@@ -219,6 +229,9 @@ def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.n
         raise FedkeelError(
             f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
         )
+    for part in parts:
+        if part.dtype.kind not in "biuU":  # told before they are put together, which not all kinds can be
+            raise FedkeelError(f"{path} array y: labels are {part.dtype}; expected whole numbers or strings")
     together = np.concatenate(parts)
     labels, present = index_labels(together, f"{path} array y")
     if "class_names" not in arrays:
