@@ -9,8 +9,13 @@ from cyclopts import CycloptsError
 from fedkeel.cli import look, train, use  # noqa: F401  commands register with the app
 from fedkeel.cli.app import app
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.wrap import width_of, wrapped
 
 __all__ = ["app", "main"]
+
+BY_USE = ("run", "compare", "reproduce", "personalize", "predict", "partition", "encode", "report", "list")
+for place, name in enumerate(BY_USE):
+    app[name].sort_key = place
 
 
 def main() -> None:
@@ -24,5 +29,5 @@ def main() -> None:
         line = "stopped: the same command continues"
     except OSError as error:
         line = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
-    print(f"fedkeel: {line}", file=sys.stderr)
+    print(wrapped(f"fedkeel: {line}", width_of(sys.stderr), indent=2), file=sys.stderr)
     sys.exit(2)
