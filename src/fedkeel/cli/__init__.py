@@ -12,11 +12,16 @@ from fedkeel.cli.deferred import defer
 from fedkeel.cli.output import nobody_reads, take_any_text
 from fedkeel.core import stopping
 from fedkeel.core.errors import FedkeelError, memory_ran_out, printable
+from fedkeel.core.wrap import width_of, wrapped
 
 __all__ = ["app", "main"]
 LONGEST = 1500
 """A line with more characters says less: something in it is a user's own text, of which the ends are enough."""
 STOPPED = "stopped: the same command continues"
+
+BY_USE = ("run", "compare", "reproduce", "personalize", "predict", "partition", "encode", "report", "list")
+for place, name in enumerate(BY_USE):
+    app[name].sort_key = place
 
 
 def main() -> None:
@@ -30,7 +35,7 @@ def main() -> None:
         line = printable(line)
         if len(line) > LONGEST:
             line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-        print(f"fedkeel: {line}", file=sys.stderr)
+        print(wrapped(f"fedkeel: {line}", width_of(sys.stderr), indent=2), file=sys.stderr)
         if stopping.asked():
             stopping.leave(2)
         sys.exit(2)

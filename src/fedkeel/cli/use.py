@@ -31,7 +31,7 @@ def personalize(
     For example:
 
         fedkeel personalize runs/mine
-        fedkeel personalize runs/mine --method lp-ft --set method.probe=10 method.epochs=20
+        fedkeel personalize runs/mine --method lp-ft --set method.probe=10
         fedkeel personalize runs/mine --method proximal-ft --clients site-1,site-2
         fedkeel list strategies
 
@@ -46,13 +46,15 @@ def personalize(
         wire puts every message through bytes
     """
     from fedkeel import api
+    from fedkeel.core.wrap import width_of
     from fedkeel.reporting.personal import as_text
-    from fedkeel.screen import watched
+    from fedkeel.screen import say, watched
 
     with watched(console(), "personalising") as watch:
         record = api.personalize(run, method=method, set=set, engine=engine, clients=names_in(clients), watch=watch)
-    print(as_text([record]))
-    print(f"models: {record.folder / 'clients'}\nreport: {run / 'report.html'}")
+    print(as_text([record], width_of()))
+    say(f"models: {record.folder / 'clients'}")
+    say(f"report: {run / 'report.html'}")
 
 
 @app.command

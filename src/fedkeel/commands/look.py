@@ -78,4 +78,4 @@ def catalogue(what: str) -> dict[str, str]:
 
 def _first_line(kind: type) -> str:
     """What the file of a class says first."""
-    return (sys.modules[kind.__module__].__doc__ or "").partition("\n")[0]
+    return (sys.modules[kind.__module__].__doc__ or "").partition("\n")[0].replace("``", "")

@@ -20,8 +20,6 @@ from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import Table, cost_table, format_bytes, results_table, summary_rows
 from fedkeel.runs.events import Record
 
-MOST_LINES = 6
-"""More lines than this are too many for one figure: then each split has curves of its own."""
 MOST_REFUSED = 100
 
 
@@ -101,7 +99,7 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
         results=results_table(rows),
         results_note=_results_note(rows, records),
         command=_how_to_get_r(found) if alone else "",
-        rounds=_curves(found, found, look) if len(found) <= MOST_LINES else [],
+        rounds=[] if look.apart else _curves(found, found, look),
         splits=[_split(name, found, look) for name in dict.fromkeys(group.partition for group in found)],
         balance=balance.section(found, look, commentary),
         personal=personal.section(found, commentary),
@@ -229,7 +227,7 @@ def _curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[P
 def _split(name: str, found: Sequence[Group], look: Look) -> Split:
     mine = [group for group in found if group.partition == name]
     pictures: list[Picture | None] = []
-    if len(found) > MOST_LINES:
+    if look.apart:
         pictures += _curves(mine, found, look)
     for classes in dict.fromkeys(tuple(group.runs[0].start["data"]["classes"]) for group in mine):
         alike = [group for group in mine if tuple(group.runs[0].start["data"]["classes"]) == classes]
@@ -244,7 +242,7 @@ def _split(name: str, found: Sequence[Group], look: Look) -> Split:
 def drift(found: Sequence[Group], look: Look) -> list[list[Picture]]:
     """How clients pull apart, where runs have measured it."""
     parts = [found]
-    if len(found) > MOST_LINES:
+    if look.apart:
         names = dict.fromkeys(group.partition for group in found)
         parts = [[group for group in found if group.partition == name] for name in names]
     return [pictures for part in parts if (pictures := diagnostics.drift_curves(part, found, look))]
