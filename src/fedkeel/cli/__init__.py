@@ -20,10 +20,13 @@ def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
     take_any_text()
     try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return
+        try:
+            app(sys.argv[1:], exit_on_error=False, print_error=False)
+            return
+        except SystemExit:  # how a command ends
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            raise
     except (FedkeelError, CycloptsError) as error:
         line = memory_ran_out(error) or str(error)
     except KeyboardInterrupt:

@@ -47,7 +47,8 @@ def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = 
 def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Encoded:
     """Fill the feature cache, or find that it is full already."""
     exp = experiment(config, set=set, **sections)
-    return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
+    rows = load(exp.data, notice=watch.notice)
+    return features(exp.data, rows, progress=watch.encoded, notice=watch.notice, keep=True)
 
 
 def catalogue(what: str) -> dict[str, str]:

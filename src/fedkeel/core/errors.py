@@ -28,7 +28,13 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
-NO_MEMORY = ("not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread")
+NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "can't start new thread",
+)
 """What libraries say, torch among them, where Python says MemoryError."""
 
 

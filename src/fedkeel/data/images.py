@@ -12,7 +12,6 @@ from PIL import Image, ImageOps
 
 from fedkeel.core.errors import FedkeelError
 
-
 BITS, PHOTOMETRIC = 258, 262
 """Tags of TIFF files: bits per sample; whether black or white is 0."""
 READING = "1"
@@ -58,4 +57,3 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
         over = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
     return image.convert("RGB")
-

@@ -80,8 +80,7 @@ class Texts(Source):
     text_column: str = TEXT
     """the column of texts, in the source and in a CSV file of new rows to predict"""
     separator: str = AUTO
-    """what stands between the columns of a CSV file: auto (a comma, semicolon, tab or bar, as its first lines say), or one
-    character, or tab"""
+    """between columns of a CSV file: auto (comma, semicolon, tab or bar, as its first lines say), a character or tab"""
     encoding: str = AUTO
     """of a CSV file: auto (UTF-8, or what a mark at its start says), or any that Python knows, e.g. cp1252"""
     empty: Empty = "error"

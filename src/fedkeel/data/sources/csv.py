@@ -95,7 +95,7 @@ class Table(NamedTuple):
                 raise missing_column(str(self.path), name, key, list(self.columns))
 
     def whole(self, names: Sequence[str], empty: Empty, notice: Callable[[str], None]) -> Table:
-        """The table without rows that have an empty cell in these columns, if that was asked for; else they are told."""
+        """The table without rows that have empty cells in these columns, if that was asked for; else they are told."""
         blank = {name: [k for k, value in enumerate(self.columns[name]) if not value.strip()] for name in names}
         rows = sorted({row for found in blank.values() for row in found})
         if not rows:
@@ -162,7 +162,9 @@ def _encoding(path: Path) -> str:
     marked = next((name for mark, name in MARKS.items() if start.startswith(mark)), None)
     if marked is None and b"\0" in start:
         likely = "utf-16-be" if start.startswith(b"\0") else "utf-16-le"
-        raise FedkeelError(f"{path} begins with NUL bytes and is no UTF-8: set data.encoding={likely}, or save it as UTF-8")
+        raise FedkeelError(
+            f"{path} begins with NUL bytes and is no UTF-8: set data.encoding={likely}, or save it as UTF-8"
+        )
     return marked or "utf-8"
 
 

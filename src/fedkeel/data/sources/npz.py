@@ -93,7 +93,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             arrays = {}
             for name, member in members.items():
                 with archive.open(member) as file:
-                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call]
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
             return arrays
     except OSError as error:
         raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
@@ -130,9 +130,9 @@ def _must_be_true(path: Path, name: str, archive: zipfile.ZipFile, member: zipfi
     """What an array says of its shape must be what there is of it; numpy would make room for what it says."""
     with archive.open(member) as file:
         try:
-            version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+            version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)  # type: ignore[no-untyped-call]
+            shape, _, dtype = read(file)
             if min(shape, default=0) < 0 or not dtype.itemsize:
                 raise ValueError(f"{dtype} {shape}")
         except (zipfile.BadZipFile, zlib.error, OSError):
@@ -142,9 +142,7 @@ def _must_be_true(path: Path, name: str, archive: zipfile.ZipFile, member: zipfi
             raise FedkeelError(f"{path} is damaged: array {name} has no sound header ({reason})") from None
         data = member.file_size - file.tell()
     if dtype.hasobject:
-        raise FedkeelError(
-            f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)"
-        )
+        raise FedkeelError(f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)")
     if math.prod(shape) * dtype.itemsize != data:
         raise FedkeelError(
             f"{path} is damaged: array {name} says that it is {dtype} {shortened(str(shape))}, which is "
@@ -158,8 +156,8 @@ def _must_fit(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
         raise FedkeelError(f"{path} is damaged: it says that it holds {packed:,} bytes, more than it has")
     if expanded > (left := available()):
         raise FedkeelError(
-            f"{path} expands to {expanded / 2**30:.1f} GB, but {left / 2**30:.1f} GB of memory are free: use a machine or "
-            "a limit with more, or save fewer rows, or float16 instead of float32"
+            f"{path} expands to {expanded / 2**30:.1f} GB, but {left / 2**30:.1f} GB of memory are free: use a machine "
+            "or a limit with more, or save fewer rows, or float16 instead of float32"
         )
     if expanded > BOMB_SIZE and expanded > BOMB_FACTOR * packed:
         raise FedkeelError(

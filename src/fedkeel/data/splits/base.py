@@ -14,6 +14,7 @@ from fedkeel.core.registry import Registry
 from fedkeel.core.rng import generator
 from fedkeel.core.settings import Open
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.shares import by_class
 
 MOST_EMPTY = 10_000
 """So many clients may be asked for, however few rows there are."""
@@ -41,9 +42,7 @@ class Pool:
 
     def by_class(self) -> Iterator[tuple[int, np.ndarray]]:
         """Each class that has rows, with the positions of its rows."""
-        order = np.argsort(self.labels, kind="stable")
-        present, starts = np.unique(self.labels[order], return_index=True)
-        return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
+        return by_class(self.labels)
 
 
 class Split(Open):
@@ -95,8 +94,8 @@ class Split(Open):
         rows = len(dataset.train_labels)
         if self.clients > max(MOST_EMPTY, rows):
             raise FedkeelError(
-                f"partition.clients = {self.clients:,}, but {dataset.name} has {rows:,} training rows, and clients beyond "
-                f"that number have none: expected at most {max(MOST_EMPTY, rows):,}; lower it"
+                f"partition.clients = {self.clients:,}, but {dataset.name} has {rows:,} training rows, and clients "
+                f"beyond these have none: expected at most {max(MOST_EMPTY, rows):,}; lower it"
             )
         width = max(3, len(str(self.clients - 1)))
         return tuple(f"client-{k:0{width}d}" for k in range(self.clients))
