@@ -376,7 +376,5 @@ def test_a_read_only_cache_keeps_nothing_and_changes_nothing(
 
 def test_encode_says_that_a_cache_is_read_only(tmp_path: Path) -> None:
     """Encoding is all that it does: not to keep it would be to do nothing. /sys takes no folder from anybody."""
-    with pytest.raises(
-        FedkeelError, match=r"cannot write the feature cache in /sys/fedkeel/features: .*set data.cache"
-    ):
+    with pytest.raises(FedkeelError, match=r"cannot write the feature cache in /sys/fedkeel.*set data.cache"):
         fk.encode(data={"source": "digits", "cache": "/sys/fedkeel"})
