@@ -10,25 +10,28 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
+from fedkeel.core import stopping
 from fedkeel.core.errors import printable
-from fedkeel.core.watch import Watch
+from fedkeel.core.watch import Watch, spoken
 
 if TYPE_CHECKING:
     from fedkeel.commands.result import Result
 
-QUIET_SECONDS = 2.0
-LONGEST_HEADING = 80
-"""A longer notice is something to know, not the name of what runs now."""
+QUIET_SECONDS = 1.5
 
 
 @contextmanager
 def watched(console: Console, title: str) -> Iterator[Watch]:
     """A Watch that shows progress on the console until the block ends."""
+    stopping.begin()
     if console.is_terminal:
-        text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        )
+        columns = (text, BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, expand=True) as progress:
             yield _bars(progress, title)
     else:
         yield _lines(console, title)
@@ -40,24 +43,36 @@ def say(console: Console, text: str, style: str | None = None) -> None:
 
 
 def _bars(progress: Progress, title: str) -> Watch:
-    tasks: dict[str, TaskID] = {}
-    heading = [title]
+    tasks: dict[str, TaskID] = {"start": progress.add_task(title, total=None)}  # something moves from the start
+    heading, rest = [title], [""]
 
-    def show(kind: str, done: int, total: int, text: str) -> None:
+    def show(kind: str, done: float, total: int | None, text: str) -> None:
+        if "start" in tasks:
+            progress.remove_task(tasks.pop("start"))
         if kind not in tasks:
             tasks[kind] = progress.add_task(text, total=total)
         progress.update(tasks[kind], completed=done, total=total, description=text)
 
-    def notice(text: str) -> None:
-        if len(text) <= LONGEST_HEADING:
-            heading[0] = printable(text)
-        say(progress.console, text, style="dim")
+    def begun(number: int, total: int, name: str) -> None:
+        heading[0] = printable(f"{number}/{total} {name}")
+        for kind in tasks.keys() - {"grid"}:
+            progress.remove_task(tasks.pop(kind))
+        show("grid", number - 1, total, f"{title}{rest[0]}")
+        show("round", 0, None, heading[0])
+
+    def ended(number: int, total: int, name: str, left: str) -> None:
+        say(progress.console, f"{number}/{total} {name}")
+        rest[0] = f"{left and ', '}{left}"
+        show("grid", number, total, f"{title}{rest[0]}")
 
     return Watch(
         encoded=lambda done, total: show("encode", done, total, "encoding"),
         round=lambda round, rounds, acc: show("round", round, rounds, f"{heading[0]}  accuracy {acc:6.2%}"),
         client=lambda done, total, acc: show("client", done, total, f"{heading[0]}  {_own(acc)}"),
-        notice=notice,
+        share=lambda done, left: show("share", 100 * done, 100, f"per cent{_left(left)}"),
+        begun=begun,
+        ended=ended,
+        notice=lambda text: say(progress.console, text, style="dim"),
     )
 
 
@@ -65,18 +80,28 @@ def _own(accuracy: float | None) -> str:
     return "no test rows of its own" if accuracy is None else f"own test set {accuracy:6.2%}"
 
 
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {spoken(seconds)} left"
+
+
 def _lines(console: Console, title: str) -> Watch:
     last = [monotonic()]
 
-    def line(text: str, final: bool) -> None:
+    def line(text: str, final: bool = False) -> None:
         if final or monotonic() - last[0] > QUIET_SECONDS:
             last[0] = monotonic()
             say(console, text)
+
+    def ended(number: int, total: int, name: str, left: str) -> None:
+        line(f"{number}/{total} {name}{left and ', '}{left}", True)
 
     return Watch(
         encoded=lambda done, total: line(f"encoded {done:,} of {total:,} rows", done == total),
         round=lambda round, rounds, acc: line(f"round {round} of {rounds}, accuracy {acc:.2%}", round == rounds),
         client=lambda done, total, acc: line(f"client {done} of {total}, {_own(acc)}", done == total),
+        share=lambda done, left: line(f"{done:.0%} done{_left(left)}"),
+        begun=lambda number, total, name: line(f"{number}/{total} {name}", True),
+        ended=ended,
         notice=lambda text: say(console, text),
     )
 

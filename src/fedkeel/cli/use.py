@@ -16,7 +16,7 @@ def personalize(
     run: Path,
     /,
     *,
-    method: str = "lp-ft",
+    method: str | None = None,
     set: Set = (),
     engine: Literal["local", "wire"] = "local",
     clients: Annotated[str, Parameter(help="only these, separated by commas; by default all", show_default=False)] = "",
@@ -38,7 +38,8 @@ def personalize(
     run
         the folder of a finished run
     method
-        the way to personalise: see fedkeel list strategies
+        the way to personalise: see fedkeel list strategies; by default lp-ft after a run that trained a network, and
+        lp, which ends soon, after one that trained a head
     engine
         wire puts every message through bytes
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.new_rows import load_rows
 from fedkeel.personal.models import personal_model
-from fedkeel.runs.model import MODEL, Model
+from fedkeel.runs.model import Model
 
 
 def predict(run: str | Path, *, input: str | Path, client: str | None = None, personal: str | None = None) -> str:
@@ -19,7 +19,7 @@ def predict(run: str | Path, *, input: str | Path, client: str | None = None, pe
     """
     if personal is not None and client is None:
         raise FedkeelError(f"--personal {personal}: whose model? Add --client NAME, or leave --personal out")
-    model = Model.load(Path(run) / MODEL) if client is None else personal_model(Path(run), client, personal)
+    model = Model.of(Path(run)) if client is None else personal_model(Path(run), client, personal)
     if client is None and not model.method.common:
         raise FedkeelError(f"{model.method.name} has no global model: say whose model to use with --client NAME")
     rows = load_rows(Path(input), model.kind, model.settings)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fedkeel.commands.compare import carry_out_all
+from fedkeel.commands.compare import carry_out_all, open_runs
+from fedkeel.commands.pace import Job, Pace
 from fedkeel.commands.page import DRAWING, REPORT
 from fedkeel.commands.result import Result
 from fedkeel.core.errors import FedkeelError, Stopped, unknown
@@ -24,8 +25,10 @@ from fedkeel.papers.comparison import text as beside_text
 from fedkeel.papers.figures import FIGURES
 from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personalize
+from fedkeel.personal.plan import Wish
 from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import Part, book, write
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import as_text
 from fedkeel.runs import events
 from fedkeel.runs.variant import Variant
@@ -64,11 +67,19 @@ def reproduce(
         (grid, grid.cells(seeds or grid.seeds or plan.seeds, to_runs), grid.strategies(to_models))
         for grid in plan.grids
     ]
+    pace = Pace(
+        job
+        for grid, cells_of_it, strategies_of_it in grids
+        for job in [
+            *open_runs(cells_of_it, folder / grid.name),
+            *(_job(v) for c in cells_of_it for v in strategies_of_it if not _made(folder / grid.name / c.label, v)),
+        ]
+    )
     parts, ran, results = [], [], []
     for grid, cells_of_it, strategies_of_it in grids:
         watch.notice(f"{grid.title}:")
-        done = carry_out_all(cells_of_it, folder / grid.name, watch, pages=False)
-        _personalize_all(cells_of_it, done, strategies_of_it, watch)
+        done = carry_out_all(cells_of_it, folder / grid.name, watch, pages=False, pace=pace)
+        _personalize_all(cells_of_it, done, strategies_of_it, watch, pace)
         records = [result.record for result in done]
         parts.append(Part(grid.title, records))
         ran += [
@@ -101,15 +112,34 @@ def _sorted_out(texts: Sequence[str], plan: Plan) -> tuple[list[str], list[str]]
     return [text for text in texts if text not in to_models], to_models
 
 
-def _personalize_all(grid: Sequence[Cell], runs: Sequence[Result], strategies: Sequence[Variant], watch: Watch) -> None:
+def _job(variant: Variant) -> Job:
+    return "personalise", str(variant)
+
+
+def _made(run: Path, variant: Variant) -> bool:
+    """Whether all clients of a run have models of this kind."""
+    made = (record for record in events.personalised(run) if record.folder.name == variant.label)
+    return any(record.end and not Wish.behind(record).only for record in made)
+
+
+def _personalize_all(
+    grid: Sequence[Cell], runs: Sequence[Result], strategies: Sequence[Variant], watch: Watch, pace: Pace
+) -> None:
     """Personalise every run of a grid in every way, as far as that was not done."""
     rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))
     for number, (cell, run) in enumerate(zip(grid, runs, strict=True), 1):
         for variant in strategies:
-            if any(made.folder.name == variant.label and made.end for made in events.personalised(run.folder)):
+            if _made(run.folder, variant):
                 continue
-            watch.notice(f"{number}/{len(grid)} {cell.label}: {variant}")
+            name = f"{cell.label}: {variant}"
+            watch.begun(number, len(grid), name)
+            dataset = rows(cell.experiment.data)
+            pace.begun()
             try:
-                personalize(run.folder, variant, rows(cell.experiment.data), "local", (), watch)
+                made = personalize(run.folder, variant, dataset, Wish.of(str(variant)), watch)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped in {cell.label}, {variant}: the same command continues there") from None
+            pace.ended(_job(variant))
+            local = Personal.of(made).local
+            outcome = "" if local is None else f"  {100 * local:.2f} % at home"
+            watch.ended(number, len(grid), f"{name}{outcome}", pace.left())

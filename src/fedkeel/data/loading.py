@@ -80,6 +80,8 @@ def _hold_out(dataset: Dataset, share: float) -> Dataset:
         test_client=_take(dataset.train_client, held),
         train_attribute=_take(dataset.train_attribute, kept),
         test_attribute=_take(dataset.train_attribute, held),
+        train_sha256=_take(dataset.train_sha256, kept),
+        test_sha256=_take(dataset.train_sha256, held),
         fingerprint=digest([dataset.fingerprint, kept, held]),
     )
 
@@ -131,6 +133,8 @@ def _cut(dataset: Dataset, limit: int, seed: int) -> Dataset:
         test_client=_take(dataset.test_client, test),
         train_attribute=_take(dataset.train_attribute, train),
         test_attribute=_take(dataset.test_attribute, test),
+        train_sha256=_take(dataset.train_sha256, train),
+        test_sha256=_take(dataset.test_sha256, test),
         ready={
             name: replace(ready, train=ready.train[train], test=ready.test[test])
             for name, ready in dataset.ready.items()

@@ -80,6 +80,8 @@ class Story:
     refused: Table | None
     refusals: int
     """how many there were; the table has the first"""
+    lost: int
+    """exchanges in which nobody's update was accepted"""
     configurations: Sequence[Configuration]
 
 
@@ -106,6 +108,7 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
         cost=cost_table(rows),
         refused=Table(["Run", "Round", "Client", "Reason"], refusals[:MOST_REFUSED], words=4) if refusals else None,
         refusals=len(refusals),
+        lost=sum(len(run.lost) for group in found for run in group.runs),
         configurations=[_configuration(group, run) for group in found for run in group.runs],
     )
 
@@ -247,7 +250,7 @@ def _refusals(found: Sequence[Group]) -> list[list[str]]:
         [run.folder.name, str(event["round"]), refusal["client"], refusal["reason"]]
         for group in found
         for run in group.runs
-        for event in run.exchanges
+        for event in run.traffic
         for refusal in event["refused"]
     ]
 

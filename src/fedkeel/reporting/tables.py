@@ -55,7 +55,7 @@ def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
     Costs up to Acc@95 follow OvA-LP Tables 3 and 5: clients work in parallel, so a round lasts one client's mean
     work plus the server's.
     """
-    curve, exchanges = record.accuracy_curve, record.exchanges
+    curve, exchanges = record.accuracy_curve, record.traffic
     training = [event for event in exchanges if event["round"] >= 1]
     rounds = max(1, len({event["round"] for event in training}))
     # Acc@95 is relative to the final accuracy, which an unfinished run does not have yet.

@@ -43,6 +43,8 @@ class Run(Section):
     """further observers of the run, by name"""
     drift: bool = False
     """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
+    lost: int = Field(3, ge=1)
+    """times in a row that a round may be lost, nobody's update accepted, before the run stops"""
 
     @field_validator("observe", mode="before")
     @classmethod
@@ -74,7 +76,7 @@ class Experiment(Section):
 
     def digest(self) -> str:
         """sha256 of the complete configuration, leaving out what cannot change a result."""
-        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "report": True})
+        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "run": {"lost"}, "report": True})
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources.base import Source
@@ -78,6 +78,15 @@ def open_rows(data: Source, dataset: Dataset, method: AnyMethod, watch: Watch) -
     made = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
     train, test = (Features(as_rows(part)) for part in (made.train, made.test))
     return Opened(train, test, made.encoder, made.weights, made.transform)
+
+
+def encoder_of(data: Source, dataset: Dataset, method: AnyMethod) -> tuple[str, str, str]:
+    """Name, weights and transform of the encoder with which rows are opened for a method; no network is loaded."""
+    name = encoder_name(data, dataset, trains=method.reads == "inputs")
+    if method.reads == "features" and name in dataset.ready:
+        return name, dataset.ready[name].weights, dataset.ready[name].transform
+    encoder = open_encoder(data, dataset, trains=method.reads == "inputs")
+    return encoder.name, encoder.weights, encoder.transform
 
 
 def tokens_of(method: AnyMethod) -> int:

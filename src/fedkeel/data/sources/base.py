@@ -34,7 +34,8 @@ class Source(Open):
     """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
 
     source: str
-    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, hf:ID-or-folder; or
+    arrays:FINGERPRINT, rows that Python holds"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
@@ -47,6 +48,8 @@ class Source(Open):
     """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
     holdout: float = Field(0.2, gt=0, lt=1)
     """share of rows kept for testing where the source brings no test rows"""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """of test rows that are training rows as well: keep the training copies, or drop them; the test rows stay"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
@@ -80,7 +83,8 @@ class Texts(Source):
     text_column: str = TEXT
     """the column of texts, in the source and in a CSV file of new rows to predict"""
     separator: str = AUTO
-    """between columns of a CSV file: auto (comma, semicolon, tab or bar, as its first lines say), a character or tab"""
+    """what stands between the columns of a CSV file: auto (a comma, semicolon, tab or bar, as its first lines say), or
+    one character, or tab"""
     encoding: str = AUTO
     """of a CSV file: auto (UTF-8, or what a mark at its start says), or any that Python knows, e.g. cp1252"""
     empty: Empty = "error"

@@ -95,7 +95,7 @@ class Table(NamedTuple):
                 raise missing_column(str(self.path), name, key, list(self.columns))
 
     def whole(self, names: Sequence[str], empty: Empty, notice: Callable[[str], None]) -> Table:
-        """The table without rows that have empty cells in these columns, if that was asked for; else they are told."""
+        """The table without rows that have an empty cell in these columns, if asked for; else they are told."""
         blank = {name: [k for k, value in enumerate(self.columns[name]) if not value.strip()] for name in names}
         rows = sorted({row for found in blank.values() for row in found})
         if not rows:

@@ -95,7 +95,7 @@ class Split(Open):
         if self.clients > max(MOST_EMPTY, rows):
             raise FedkeelError(
                 f"partition.clients = {self.clients:,}, but {dataset.name} has {rows:,} training rows, and clients "
-                f"beyond these have none: expected at most {max(MOST_EMPTY, rows):,}; lower it"
+                f"beyond that number have none: expected at most {max(MOST_EMPTY, rows):,}; lower it"
             )
         width = max(3, len(str(self.clients - 1)))
         return tuple(f"client-{k:0{width}d}" for k in range(self.clients))

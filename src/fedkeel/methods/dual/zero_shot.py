@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from fedkeel.core.method import Phase, Rounds, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.rows.items import Items
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from fedkeel.core.method import State
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.metrics.towers import pooled
@@ -43,9 +42,11 @@ class PersonalModels(Observer):
             run.log.write("personal", client=client, name=names[client], rows=int(engine.roster.rows[client]),
                           on=on, distortion=None, seconds={}, flops={})  # fmt: skip
             values.append(on[client])
-        for name in engine.sites.store.clients():
+        own = engine.sites.store.clients()
+        for name in own:
             save_client(client_file(run.log.folder, name), engine.mine(method, state, engine.numbers[name]))
         found = {**(pooled(models) if models is not None else {}), "personal": values, "personal_mean": mean_of(values)}
+        found["own"] = own
         if method.common:
             return found
         # Numbers of a model that does not exist would mislead.
