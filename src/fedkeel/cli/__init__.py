@@ -44,10 +44,13 @@ def main() -> None:
 def _mistake() -> str | None:
     """Carry out the command; what to say if that did not end well."""
     try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return None
+        try:
+            app(sys.argv[1:], exit_on_error=False, print_error=False)
+            return None
+        except SystemExit:  # how a command ends
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            raise
     except (FedkeelError, CycloptsError) as error:
         return memory_ran_out(error) or str(error)
     except KeyboardInterrupt:
