@@ -8,6 +8,7 @@ from cyclopts import CycloptsError
 
 from fedkeel.cli import look, train, use  # noqa: F401  commands register with the app
 from fedkeel.cli.app import app
+from fedkeel.cli.deferred import defer
 from fedkeel.core.errors import FedkeelError
 
 __all__ = ["app", "main"]
@@ -15,6 +16,7 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
+    defer("torch")
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
         return

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from fedkeel.commands.experiment import Config, plain
+from fedkeel.commands.experiment import Config, held, plain
 from fedkeel.commands.page import REPORT, report
 from fedkeel.commands.result import Result
 from fedkeel.commands.run import carry_out
@@ -37,9 +37,11 @@ def compare(
 ) -> list[Result]:
     """Run every method on every partition with every seed, and one report of them all; finished cells are kept.
 
-    A method or partition may carry settings: ``ova-lp:stages=1``, ``dirichlet:alpha=0.1``.
+    A method or partition may carry settings: ``ova-lp:stages=1``, ``dirichlet:alpha=0.1``. ``config``, ``set`` and the
+    sections are those of ``run``, and hold for every cell; each is a run folder in ``out``. R is the share of the
+    accuracy on the iid partition that a run retains, so include ``iid``.
     """
-    texts, folder = list(set), Path(out)
+    texts, folder, sections = list(set), Path(out), held(sections)
     base = laid(given(config, texts), plain(sections))
     build({}, base=shared(given(config)), where=str(config))  # mistakes are told with where they were made
     build({}, base=shared(base), where="--set")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.commands.experiment import Config, experiment
+from fedkeel.commands.experiment import Config, experiment, held
 from fedkeel.core.errors import unknown
 from fedkeel.core.method import METHODS
 from fedkeel.core.watch import SILENT, Watch
@@ -41,6 +41,7 @@ class Split:
 
 def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Split:
     """The split of an experiment, before anything is trained."""
+    sections = held(sections)
     exp = experiment(config, set=set, **sections)
     dataset = load(exp.data, notice=watch.notice)
     manifest, labels, _, duplicates = divide(exp, dataset, watch)
@@ -50,6 +51,7 @@ def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = 
 
 def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Encoded:
     """Fill the feature cache, or find that it is full already."""
+    sections = held(sections)
     exp = experiment(config, set=set, **sections)
     return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import SILENT, Watch
-from fedkeel.papers.commentary import COMMENTARY
-from fedkeel.reporting import html
-from fedkeel.reporting.grouping import iid_twin
 from fedkeel.runs import events
 from fedkeel.runs.events import EVENTS
 from fedkeel.runs.provenance import must_agree
@@ -36,11 +33,16 @@ def _run_folders(path: Path) -> list[Path]:
 
 def build_page(records: Sequence[events.Record], out: Path) -> Path:
     """The page of some runs, with what papers say of them."""
+    from fedkeel.papers.commentary import COMMENTARY
+    from fedkeel.reporting import html
+
     return html.build(records, out, commentary=COMMENTARY)
 
 
 def with_twin(record: events.Record) -> list[events.Record]:
     """The run, and the finished run beside it that differs in being IID, if there is one: R(t) needs it."""
+    from fedkeel.reporting.grouping import iid_twin
+
     beside = []
     for path in sorted(record.folder.absolute().parent.glob(f"*/{SUMMARY}")):
         with suppress(FedkeelError):  # a damaged neighbour is no reason to fail

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedkeel.commands.page import REPORT, build_page, with_twin
-from fedkeel.core.errors import Stopped
+from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.loading import load
+from fedkeel.data.sources.arrays import Arrays
 from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.models import with_settings
 from fedkeel.runs import events
@@ -26,14 +28,20 @@ def personalize(
     clients: Sequence[str] = (),
     watch: Watch = SILENT,
     page: bool = True,
+    data: Any = None,
 ) -> events.Record:
     """One personal model per client of a finished run, in ``RUN/personal``; finished clients are kept.
 
     ``method`` may carry settings, ``lp-ft:probe=10``; ``set`` takes ``method.probe=10``. The run's page is made anew,
-    unless ``page`` is false.
+    unless ``page`` is false. ``data`` are the rows of a run that was given rows: the same again.
     """
     folder, variant = Path(run), with_settings(Variant.parse(method), set)
     experiment = stored(folder)
+    rows = None if data is None else Arrays.of(data)
+    if rows is not None and rows.source != experiment.data.source:
+        raise FedkeelError(
+            f"data are {rows.source}, but the run in {folder} has {experiment.data.source}: give the rows it was run on"
+        )
     Model.load(folder / MODEL)
     try:
         dataset = load(experiment.data, notice=watch.notice)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fedkeel.commands.experiment import Config, experiment
+from fedkeel.commands.experiment import Config, experiment, held
 from fedkeel.commands.page import REPORT, build_page, with_twin
 from fedkeel.commands.result import Result
 from fedkeel.core.errors import FedkeelError, Stopped
@@ -15,10 +15,8 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.federation import assemble
 from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
 from fedkeel.runs.provenance import must_be_of_now
-from fedkeel.runs.simulate import simulate
 from fedkeel.runs.summary import SUMMARY
 
 
@@ -31,11 +29,18 @@ def run(
     watch: Watch = SILENT,
     **sections: Any,
 ) -> Result:
-    """Run one federation from data to report, or continue the one in ``out``."""
+    """Run one federation from data to report, or continue the one in ``out``.
+
+    ``config`` is a TOML file, an ``Experiment`` or nothing; ``set`` holds ``key=value`` texts; ``data``, ``shift``,
+    ``partition``, ``method``, ``run`` and ``report`` are laid over both: see ``experiment``. ``out`` is the run's
+    folder, by default a new one below ``runs/``. Rows given as ``data=(x, y, client)`` are not written down: to resume,
+    give them again.
+    """
     if resume and out is None:
         raise FedkeelError("--resume needs --out: the folder of the run to continue")
     if resume and config is None:
         config = stored(Path(out or ""))
+    sections = held(sections)
     exp = experiment(config, set=set, **sections)
     return carry_out(
         exp, Path(out) if out is not None else fresh(exp), resume, watch, lambda: load(exp.data, notice=watch.notice)
@@ -51,6 +56,9 @@ def carry_out(
         dataset = rows()
         must_be_of_now(folder, exp, dataset)
         if not finished(folder):
+            from fedkeel.runs.federation import assemble  # not before the experiment is known to be sound
+            from fedkeel.runs.simulate import simulate
+
             federation = assemble(exp, dataset, watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)

@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
 from fedkeel.core.roster import Enrolment
 from fedkeel.core.rows import Picks
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Method(BaseModel, Generic[X]):
     X is what it reads: a tensor of features, ``Inputs`` that it encodes itself, ``Items`` of a dual encoder.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     name: ClassVar[str]
     paper: ClassVar[str]
     personal: ClassVar[bool] = False

@@ -16,12 +16,11 @@ from statistics import median_low
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.message import Down, Up
 from fedkeel.core.method import Phase
 from fedkeel.core.roster import Roster
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.engines.base import steps_of
 
 FAR = 1000.0

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, exchange_number, outgoing
-from fedkeel.core.tree import Tree, stack, unstack
+from fedkeel.core.tree import Tensor, Tree, stack, unstack
 from fedkeel.engines.base import Exchange, one_batch, schedule, steps_of, visited
 from fedkeel.engines.server import Server
 from fedkeel.engines.simulated import Simulated

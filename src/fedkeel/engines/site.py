@@ -16,13 +16,12 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.errors import BadMessage, FedkeelError, MethodFailed
 from fedkeel.core.message import Down, Up, decode, encode
 from fedkeel.core.method import PER_CLIENT, AnyMethod, Batch, Method, Phase, Visit, X, exchange_number, outgoing
 from fedkeel.core.rows import Rows
-from fedkeel.core.tree import STATS, Tree, select
+from fedkeel.core.tree import STATS, Tensor, Tree, select
 from fedkeel.engines.base import schedule
 from fedkeel.engines.store import Store
 

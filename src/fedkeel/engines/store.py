@@ -20,10 +20,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tree, from_bytes, to_bytes
 
 KEPT = 3
 """Versions kept of each client: the server may have to fall back on the checkpoint before its last one."""
@@ -140,7 +139,7 @@ class Store:
             raise self._damaged(error) from None
 
     def _keep(self, client: str, exchange: int, tree: Tree) -> None:
-        data = save({name: value.contiguous() for name, value in tree.items()})
+        data = to_bytes({name: value.contiguous() for name, value in tree.items()})
         file = self._open()
         row = (self._run, client, exchange, data, _digest(data))
         file.execute("INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?, ?)", row)
@@ -161,7 +160,7 @@ class Store:
                 if _digest(data) != digest:
                     raise self._damaged(f"the tree of client {client} is not the one that was written")
                 # Copied, because arithmetic may round differently where memory is not aligned.
-                tree = {name: value.clone() for name, value in load(data).items()}
+                tree = {name: value.clone() for name, value in from_bytes(data).items()}
                 if number == 0:
                     self._remember(client, exchange, tree)
                 return exchange, tree

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.data.ownership import Ownership
 
 Predict = Callable[[Any], Tensor]

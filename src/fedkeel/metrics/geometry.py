@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from fedkeel.core.tree import Tensor
 from fedkeel.models.prepare import CHUNK
 
 

@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Method, Phase, State, Update, Visit, from_settings
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 
 TALLY, RIGHT, ROWS = "tally.", "tally.right", "tally.rows"
 OWN, TESTED = "tally.own", "tally.tested"

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import State, Visit
-from fedkeel.core.tree import Tree, learnt
+from fedkeel.core.tree import Tensor, Tree, learnt
 from fedkeel.core.watch import Watch
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.site import as_batch
@@ -149,6 +147,8 @@ class Work:
 
     def flops(self, visit: Visit, client: int) -> float:
         """What a phase takes, from one batch that is counted: forward and backward of every row it visits."""
+        from torch.utils.flop_counter import FlopCounterMode
+
         rows = self.sites.rows(client)
         part = rows[:COUNTED_ROWS]
         if not visit.phase.epochs:

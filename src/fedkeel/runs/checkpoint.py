@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from fedkeel.core.atomic import claim, write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import NEVER
 from fedkeel.core.method import State
-from fedkeel.core.tree import Tree, digest, put, take
+from fedkeel.core.tree import Tree, digest, put, take, to_bytes
 
 JOURNAL, PRIVATE, BEST = "journal", "private.sqlite", "best.safetensors"
 KEEP = 2
@@ -87,7 +86,7 @@ class Checkpoints:
         about: dict[str, Any] = {"round": point.round, "index": point.index, "clients": len(point.accepted)}
         about |= {"experiment": self._experiment, "digest": digest(tensors)}
         path = self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors")
-        write_atomically(path, save(tensors, metadata={"fedkeel": json.dumps(about)}))
+        write_atomically(path, to_bytes(tensors, {"fedkeel": json.dumps(about)}))
         for old in self._files()[:-KEEP]:
             old.unlink(missing_ok=True)
         self._last = monotonic()

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
-from torch import Tensor
-
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
+from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.engines.base import Engine, Exchange, choose, why_lost
 from fedkeel.methods.heads.centre import MEAN, Centre

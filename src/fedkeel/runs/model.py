@@ -11,12 +11,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 
 from fedkeel.core.atomic import safe_name, write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, State, from_settings, settings
-from fedkeel.core.tree import Tree, digest
+from fedkeel.core.tree import Tree, digest, to_bytes
 from fedkeel.data.dataset import Kind
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, open_named
@@ -49,7 +48,7 @@ class Model:
         if self.mean is not None:
             tensors[PREPARED_MEAN] = self.mean
         about = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
-        write_atomically(Path(path), to_bytes(tensors, metadata={"fedkeel": json.dumps(about)}))
+        write_atomically(Path(path), to_bytes(tensors, {"fedkeel": json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | Path) -> Model:

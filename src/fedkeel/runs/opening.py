@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources.base import Source

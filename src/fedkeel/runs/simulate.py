@@ -6,6 +6,7 @@ import os
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fedkeel import __version__
 from fedkeel.core.atomic import write_atomically
 from fedkeel.core.method import AnyMethod, State, Task, from_settings
 from fedkeel.core.roster import Roster
-from fedkeel.core.watch import Watch
+from fedkeel.core.watch import SILENT, Watch
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.store import Store
@@ -45,7 +46,18 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
         write_atomically(folder / SUMMARY, summarise(read(folder)).encode())
 
 
-def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch) -> None:
+def fit(exp: Experiment, federation: Federation) -> Model:
+    """The finished model alone: nobody tests it, so there need be no test rows, and nothing is left on disk."""
+    with TemporaryDirectory(prefix="fedkeel-") as name:
+        folder = Path(name)
+        with Checkpoints(folder, exp.digest()) as checkpoints, Log(folder / EVENTS) as log:
+            train(exp, federation, log, checkpoints, SILENT, observed=False)
+        return Model.load(folder / MODEL)
+
+
+def train(
+    exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch, observed: bool = True
+) -> None:
     method = from_settings(exp.method)
     how = preparation(method, exp.data)
     roster = roster_of(exp, federation, how)
@@ -62,7 +74,7 @@ def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkp
     for rows in (sites.x, run.simulated.tests.x):
         if rows.tensor is not None:
             prepare(rows.tensor, how, mean)
-    observers = observers_of(run)
+    observers = observers_of(run) if observed else []
     start = method.start(task_of(run))
     with closing(sites.store):
         for observer in observers:

@@ -31,7 +31,8 @@ class Source(Open):
     """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
 
     source: str
-    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, hf:ID-or-folder; or
+    arrays:FINGERPRINT, rows that Python holds"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"

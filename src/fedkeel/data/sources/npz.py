@@ -1,11 +1,12 @@
-"""Arrays of the user in an npz file: features or images with labels; nothing in the file is executed."""
+"""Arrays of the user in an npz file: features, images or texts with labels; nothing in the file is executed."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,41 +17,45 @@ from fedkeel.data.sources.base import Source, register
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""
+ENCODER: dict[Kind, str] = {"features": "none", "images": "efficientnet-lite0", "texts": "minilm"}
 NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
 
 
 @register(
-    {"npz:FILE": "features or images: arrays x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
+    {"npz:FILE": "features, images or texts: x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
 )
 class Npz(Source):
     def read(self, notice: Callable[[str], None]) -> Dataset:
-        """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
-        path = self.path
-        arrays = read_npz(path)
+        """Features, images or texts from the arrays x and y, and the others of NPZ_ARRAYS if present."""
+        return self.dataset_of(read_npz(self.path), str(self.path), file_sha256(self.path))
+
+    def dataset_of(self, arrays: Mapping[str, np.ndarray], where: str, fingerprint: str) -> Dataset:
+        """The rows in arrays of these names; what is wrong with one is told with where they come from."""
         tested = "x_test" in arrays or "y_test" in arrays
         for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
             if name not in arrays:
-                raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
+                raise FedkeelError(f"{where} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
         for name in ("client_test", "attribute_test"):
             if name in arrays and not tested:
-                raise FedkeelError(f"{path} has {name} but no x_test: remove it or add x_test and y_test")
+                raise FedkeelError(f"{where} has {name} but no x_test: remove it or add x_test and y_test")
         if "attribute_test" in arrays and "attribute" not in arrays:
-            raise FedkeelError(f"{path} has attribute_test but no attribute: add it")
+            raise FedkeelError(f"{where} has attribute_test but no attribute: add it")
         for name, rows in ((name, "x_test" if name.endswith("_test") else "x") for name in PER_ROW):
             if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
                 raise FedkeelError(
-                    f"{path} array {name} has shape {arrays[name].shape}: "
+                    f"{where} array {name} has shape {arrays[name].shape}: "
                     f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
                 )
-        kind, train = npz_rows(path, "x", arrays["x"], arrays.get("client"))
+        kind, train = npz_rows(where, "x", arrays["x"], arrays.get("client"))
         test = train[:0]
         if tested:
-            test_kind, test = npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
+            test_kind, test = npz_rows(where, "x_test", arrays["x_test"], arrays.get("client_test"))
             if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
                 raise FedkeelError(
-                    f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
+                    f"{where} array x_test holds {test_kind} of shape {arrays['x_test'].shape[1:]}, x {kind} of shape "
+                    f"{arrays['x'].shape[1:]}: make them equal"
                 )
-        labels, class_names = npz_labels(path, arrays)
+        labels, class_names = npz_labels(where, arrays)
         dataset = Dataset(
             name=self.source,
             kind=kind,
@@ -59,19 +64,21 @@ class Npz(Source):
             test=test,
             test_labels=labels[len(train) :],
             class_names=class_names,
-            fingerprint=file_sha256(path),
-            encoder="none" if kind == "features" else "efficientnet-lite0",
+            fingerprint=fingerprint,
+            encoder=ENCODER[kind],
             train_client=arrays["client"].astype(str) if "client" in arrays else None,
             test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
         )
         if "superclasses" in arrays:
             if arrays["superclasses"].shape != (dataset.classes,):
                 raise FedkeelError(
-                    f"{path} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each "
+                    f"{where} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each "
                     f"of the {dataset.classes} classes, in the order of {', '.join(class_names[:3])}, ..."
                 )
             dataset = with_superclasses(dataset, [str(name) for name in arrays["superclasses"]])
-        return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
+        return with_attribute(
+            dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{where} array attribute"
+        )
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -100,11 +107,16 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, np.ndarray]:
-    """Features as finite float32, or images as uint8 (n, h, w, 3)."""
+def npz_rows(path: Path | str, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, Any]:
+    """Features as finite float32, images as uint8 (n, h, w, 3), or texts as a list."""
     where = f"{path} array {name}"
     if not len(rows.shape) or 0 in rows.shape:
         raise FedkeelError(f"{where} is empty: its shape is {rows.shape}")
+    if rows.ndim == 1 and rows.dtype.kind in "OU":
+        strange = next((row for row, text in enumerate(rows) if not isinstance(text, str)), None)
+        if strange is not None:
+            raise FedkeelError(f"{where} row {strange} is {rows[strange]!r}: expected a text in every row")
+        return "texts", rows.tolist()
     if rows.ndim == 2 and rows.dtype.kind in "fiu":
         with np.errstate(over="ignore"):
             features = rows.astype(np.float32, copy=False)
@@ -128,12 +140,12 @@ def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None 
         if rows.dtype == np.uint8:
             return "images", np.broadcast_to(rows, (*rows.shape[:3], 3))
     raise FedkeelError(
-        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features) "
+        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features), texts (rows), "
         f"or images (rows, height, width, 1 or 3) of uint8 or of float in [0, 1]"
     )
 
 
-def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
     parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
     if len({part.dtype.kind == "U" for part in parts}) > 1:

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Batch, Phase, State, Task, Trained, Visit
-from fedkeel.core.tree import STATS, Tree, put, select, take
+from fedkeel.core.tree import STATS, Tensor, Tree, put, select, take
 from fedkeel.methods.dual import grab
 from fedkeel.methods.dual.peft.module import Module
 from fedkeel.models.dual import Dual

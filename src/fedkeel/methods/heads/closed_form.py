@@ -11,10 +11,9 @@ that row's feature. Add them under secure aggregation where the server must not 
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Method, Phase, State, Update
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 from fedkeel.methods.heads.base import logits
 
 SUMS = "sum."

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from fedkeel.core.method import State
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.accuracy import TestSets
 from fedkeel.metrics.towers import pooled
