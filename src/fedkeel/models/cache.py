@@ -127,7 +127,8 @@ def _encode_only(
             if progress is not None:
                 progress(done, total)
         parts.append(found)
-    return Encoded(*parts, encoder.name, encoder.weights, encoder.transform, where="in memory")
+    train, test = parts
+    return Encoded(train, test, encoder.name, encoder.weights, encoder.transform, where="in memory")
 
 
 @contextmanager
