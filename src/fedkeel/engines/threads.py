@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from queue import SimpleQueue
 from threading import Event, current_thread, main_thread
@@ -69,8 +69,9 @@ def in_parallel(
             free.put(place)
 
     pool, patience = ThreadPoolExecutor(threads), None
-    begun = deque(pool.submit(copy_context().run, alone, item) for item in items[:threads])
+    begun: deque[Future[Found]] = deque()
     try:
+        begun.extend(pool.submit(copy_context().run, alone, item) for item in items[:threads])
         for following in range(threads, len(items) + threads):
             yield begun[0].result()
             begun.popleft()
