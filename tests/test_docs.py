@@ -21,11 +21,11 @@ BLOCK = re.compile(r"^```(bash|python|toml)(?: (\S+))?\n(.*?)^```", re.M | re.S)
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """In the order of the page, in one folder: bash lines, Python blocks, and toml blocks as the file they name.
+    """In the order of the page, in one folder: bash lines, Python blocks (which share their names), and toml blocks as the file they name.
 
     Lines that are one command of fedkeel are run within this process, which saves importing everything for each.
     """
-    ran = 0
+    ran, names = 0, {"__name__": "__main__"}
     for language, name, text in BLOCK.findall(page.read_text()):
         if language == "toml":
             (tmp_path / name).write_text(text)
@@ -39,7 +39,7 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in made)
         else:
             with contextlib.chdir(tmp_path):
-                exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
+                exec(compile(text, page.name, "exec"), names)
         ran += 1
     assert ran or page.name == "methods.md", "a page without examples"
 
