@@ -21,7 +21,9 @@ BLOCK = re.compile(r"^```(bash|python|toml)(?: (\S+))?\n(.*?)^```", re.M | re.S)
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """In the order of the page, in one folder: bash lines, Python blocks (which share their names), and toml blocks as the file they name.
+    """In the order of the page, in one folder: bash lines, Python blocks, and toml blocks as the file they name.
+
+    The Python blocks of a page share their names.
 
     Lines that are one command of fedkeel are run within this process, which saves importing everything for each.
     """
