@@ -35,6 +35,10 @@ FOUND = {
     "strings of half letters": ("npz", npz(client=np.array([0xD800, 97, 98, 99], np.uint32).view("U1"))),
     "labels that are dates": ("npz", npz(x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
     "labels of two odd kinds": ("npz", npz(y=np.zeros(4, "c16"), x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
+    "a model of a method that cannot be": (
+        "forged-model",
+        b'{"method": {"name": "fedavg", "participation": []}, "data": {}, "class_names": []}',
+    ),
     "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
 }
 
@@ -42,6 +46,14 @@ FOUND = {
 @pytest.mark.parametrize(("name", "data"), FOUND.values(), ids=FOUND.keys())
 def test_what_was_found_once_is_refused(name: str, data: bytes, tmp_path: Path) -> None:
     assert not examine(TARGETS[name](tmp_path), data)
+
+
+@pytest.mark.parametrize(("there", "instead"), [(b"CREATE TABLE", b"CRE\x8eTE TABLE"), (b"site-1", b"site\x8e1")])
+def test_sqlite_may_hold_text_that_is_none(there: bytes, instead: bytes, tmp_path: Path) -> None:
+    target = TARGETS["store"](tmp_path)
+    whole = (tmp_path / "private.sqlite").read_bytes()
+    assert there in whole
+    assert not examine(target, whole.replace(there, instead))
 
 
 def test_examples_are_the_same_each_time(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.atomic import safe_name
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, UnknownName
 from fedkeel.core.method import AnyMethod, State, from_settings, settings
 from fedkeel.core.sealed import KEY, Unsound, read_tensors, write_tensors
 from fedkeel.core.tree import Tree, digest
@@ -56,13 +56,17 @@ class Model:
     def load(cls, path: str | Path) -> Model:
         try:
             tensors, about = read_tensors(Path(path))
-            method, data, names = (about[key] for key in ("method", "data", "class_names"))
+            method, data, names = from_settings(about["method"]), dict(about["data"]), tuple(about["class_names"])
+            if not all(isinstance(name, str) for name in names):
+                raise Unsound("a class has no name")
         except FileNotFoundError:
             raise FedkeelError(f"there is no {path}, the run is not finished: {_makes(Path(path).parent)}") from None
-        except (Unsound, KeyError):
+        except UnknownName:  # of a method that is not installed here
+            raise
+        except (Unsound, KeyError, TypeError, ValueError, AttributeError):  # a seal tells damage, not who wrote it
             raise FedkeelError(f"{path} is damaged or no fedkeel model: {_makes(Path(path).parent)}") from None
         mean = tensors.pop(PREPARED_MEAN, None)
-        return cls(from_settings(method), tensors, mean, data, tuple(names), seal=about[KEY])
+        return cls(method, tensors, mean, data, names, seal=about[KEY])
 
     @classmethod
     def of(cls, run: Path) -> Model:
