@@ -24,9 +24,11 @@ BLOCK = re.compile(r"^```(bash|python|toml)(?: (\S+))?\n(.*?)^```", re.M | re.S)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """In the order of the page, in one folder: bash lines, Python blocks, and toml blocks as the file they name.
 
+    The Python blocks of a page share their names.
+
     Lines that are one command of fedkeel are run within this process, which saves importing everything for each.
     """
-    ran = 0
+    ran, names = 0, {"__name__": "__main__"}
     for language, name, text in BLOCK.findall(page.read_text()):
         if language == "toml":
             (tmp_path / name).write_text(text)
@@ -41,7 +43,7 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         else:
             (tmp_path / "example.py").write_text(text)
             with contextlib.chdir(tmp_path):
-                runpy.run_path("example.py", run_name="__main__")
+                names = runpy.run_path("example.py", names, "__main__")
         ran += 1
     assert ran or page.name == "methods.md", "a page without examples"
 

@@ -57,7 +57,7 @@ def test_a_separator_can_be_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["", ";;", "semicolon", '"', "\n"])
 def test_a_separator_is_one_character(wrong: str) -> None:
-    with pytest.raises(FedkeelError, match="data.separator is .*expected auto, tab or one character such as ;"):
+    with pytest.raises(FedkeelError, match=r"data.separator is .*expected auto, tab or one character such as ;"):
         load_config(None, ["data.source=csv:x", f"data.separator={wrong!r}"])
 
 
@@ -78,7 +78,7 @@ def test_an_encoding_that_cannot_be_found_is_told_with_the_line_and_can_be_set(t
     (tmp_path / "a.csv").write_bytes(lines(",").encode("utf-16-le"))
     assert "set data.encoding=utf-16-le" in refused(tmp_path / "a.csv")
     assert read(tmp_path / "a.csv", encoding="UTF-16LE").train[1] == "fünf"
-    with pytest.raises(FedkeelError, match="data.encoding is 'klingon': expected auto or an encoding that Python knows"):
+    with pytest.raises(FedkeelError, match=r"data.encoding is 'klingon': expected auto or an encoding that"):
         load_config(None, ["data.source=csv:x", "data.encoding=klingon"])
 
 

@@ -130,6 +130,7 @@ def forged_model(home: Path) -> Target:
         found = Model.load(path)
         assert isinstance(found.method, Method)
         assert all(isinstance(name, str) for name in found.class_names)
+        assert found.temperature is None or 0 < found.temperature < np.inf
 
     return Target(lambda draw: written(said(draw)), check)
 

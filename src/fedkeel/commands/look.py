@@ -53,7 +53,8 @@ def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SIL
     """Fill the feature cache, or find that it is full already."""
     sections = held(sections)
     exp = experiment(config, set=set, **sections)
-    return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
+    rows = load(exp.data, notice=watch.notice)
+    return features(exp.data, rows, progress=watch.encoded, notice=watch.notice, keep=True)
 
 
 def catalogue(what: str) -> dict[str, str]:
@@ -78,4 +79,4 @@ def catalogue(what: str) -> dict[str, str]:
 
 def _first_line(kind: type) -> str:
     """What the file of a class says first."""
-    return (sys.modules[kind.__module__].__doc__ or "").partition("\n")[0]
+    return (sys.modules[kind.__module__].__doc__ or "").partition("\n")[0].replace("``", "")

@@ -52,11 +52,11 @@ class Result:
     def model(self) -> Model:
         return Model.of(self.folder)
 
-    def table(self) -> str:
-        """The summary as text: accuracy, Acc@95, bytes and seconds."""
+    def table(self, width: int | None = None) -> str:
+        """The summary as text, in whole lines or so many columns wide: accuracy, Acc@95, bytes and seconds."""
         from fedkeel.reporting.tables import as_text
 
-        return as_text([self.record])
+        return as_text([self.record], width)
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
         """(class name, score) of each new row: see ``Model.predict``."""

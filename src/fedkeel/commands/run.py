@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def carry_out(
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
             raise Stopped("stopped before round 1: the same command continues") from None
-        raise Stopped(f"stopped: fedkeel run --out {folder} --resume continues") from None
+        raise Stopped(
+            f"stopped: {shlex.join(['fedkeel', 'run', '--out', str(folder), '--resume'])} continues"
+        ) from None
     except OSError as error:
         again = f"continue with fedkeel run --out {folder} --resume" if (folder / CONFIG).exists() else "run again"
         what = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"

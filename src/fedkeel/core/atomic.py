@@ -125,4 +125,5 @@ def safe_name(text: str) -> str:
     if SAFE.fullmatch(text) and not MARKED.fullmatch(text) and not RESERVED.fullmatch(text) and text[-1] != ".":
         return text
     clean = re.sub(r"[^A-Za-z0-9=._-]+", "_", text)[:80].lstrip(".")
+    clean = f"_{clean}" if RESERVED.fullmatch(clean.lower()) else clean
     return f"{clean}_{blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"

@@ -50,6 +50,8 @@ class Phase:
     optim: Optim = field(default=SGD(0.1))
     sums: bool = False
     """Whether what is sent grows with the client's rows: the gate then judges its length per row."""
+    looks: bool = False
+    """Whether the client only looks at a model: nothing that it keeps changes, and the run goes on as if not asked."""
 
 
 PER_CLIENT = "per_client."
@@ -235,7 +237,11 @@ class Method(BaseModel, Generic[X]):
         raise NotImplementedError
 
     def scores(self, logits: Tensor) -> Tensor:
-        """The logits as probabilities."""
+        """The logits as probabilities of the classes, which sum to 1.
+
+        Also of one-vs-all units, q_c = sigmoid(z_c): that c alone is right has probability q_c prod_{j != c} (1 - q_j),
+        and divided by the sum over all c that is softmax(z)_c.
+        """
         return logits.softmax(-1)
 
 

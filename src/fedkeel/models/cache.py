@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,10 +55,12 @@ def features(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
+    keep: bool = False,
 ) -> Encoded:
     """The dataset's features: those it comes with, else from the cache, else encoded now and kept in the cache.
 
-    ``progress`` is told (rows done, rows in all) while encoding; ``notice`` what the user should know.
+    ``progress`` is told (rows done, rows in all) while encoding; ``notice`` what the user should know. Where the cache
+    is read-only, they are not kept, which is a mistake if that is what was asked for (``keep``).
     """
     name = encoder_name(data, dataset)
     if name in dataset.ready:
@@ -66,7 +70,7 @@ def features(
     if name == "none":
         given = np.asarray(dataset.train), np.asarray(dataset.test)
         return Encoded(*given, name, encoder.weights, encoder.transform, where=f"in {dataset.name}")
-    return encoded_by(encoder, data, dataset, progress=progress, notice=notice)
+    return encoded_by(encoder, data, dataset, progress=progress, notice=notice, keep=keep)
 
 
 def encoded_by(
@@ -76,6 +80,7 @@ def encoded_by(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
+    keep: bool = False,
 ) -> Encoded:
     """What an encoder makes of the dataset, from the cache or encoded now and kept there."""
     parent = cache_folder(data) / "features"
@@ -85,12 +90,45 @@ def encoded_by(
     folder = parent / key
     if folder.is_dir():  # renamed into place when complete, so no lock is needed to read
         return _open(folder, dataset, encoder, cached=True)
+    if not keep and (why := _read_only(parent)):
+        notice(f"{parent} {why}: features are encoded and not kept; set data.cache or FEDKEEL_CACHE to keep them")
+        return _encode_only(dataset, encoder, np.dtype(data.dtype), progress)
     with _lock(parent, key, notice):
         if folder.is_dir():
             return _open(folder, dataset, encoder, cached=True)
         _tell_change(parent, dataset, encoder, notice)
         _fill(folder, dataset, encoder, np.dtype(data.dtype), progress)
     return _open(folder, dataset, encoder)
+
+
+def _read_only(folder: Path) -> str | None:
+    """What the system says of a folder in which it lets nobody write, if it does; a full disk is another matter."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        told = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        return f"cannot be written ({error.strerror})" if told else None
+
+
+def _encode_only(
+    dataset: Dataset, encoder: Encoder, dtype: np.dtype[Any], progress: Callable[[int, int], None] | None
+) -> Encoded:
+    """The same numbers as the cache would hold, in memory."""
+    done, total = 0, len(dataset.train) + len(dataset.test)
+    parts = []
+    for part, rows in zip(PARTS, (dataset.train, dataset.test), strict=True):
+        found = np.empty((len(rows), encoder.dim), dtype)
+        for first in range(0, len(rows), CHUNK):
+            chunk = _encode_chunk(f"{dataset.name} {part}", rows[first : first + CHUNK], first, encoder, dtype)
+            found[first : first + CHUNK] = np.frombuffer(chunk, dtype).reshape(-1, encoder.dim)
+            done += len(rows[first : first + CHUNK])
+            if progress is not None:
+                progress(done, total)
+        parts.append(found)
+    train, test = parts
+    return Encoded(train, test, encoder.name, encoder.weights, encoder.transform, where="in memory")
 
 
 @contextmanager
@@ -158,7 +196,8 @@ def _fill(
             if progress is not None:
                 progress(before + done, total)
 
-        sha256 = _encode_part(partial / f"{part}.npy", f"{dataset.name} {part}", rows, encoder, dtype, tell)
+        who = f"{dataset.name} {part}" if len(dataset.test) else dataset.name  # new rows are of neither part
+        sha256 = _encode_part(partial / f"{part}.npy", who, rows, encoder, dtype, tell)
         meta[part] = {"shape": [len(rows), encoder.dim], "sha256": sha256}
         before += len(rows)
     meta["created"] = datetime.now(UTC).isoformat(timespec="seconds")

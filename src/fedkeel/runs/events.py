@@ -19,13 +19,14 @@ from fedkeel.runs.summary import load_summary
 
 EVENTS, PERSONAL = "events.jsonl", "personal"
 KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    **dict.fromkeys(("start", "end", "geometry", "personal_test"), lambda event: None),
+    **dict.fromkeys(("start", "end", "geometry", "personal_test", "asked"), lambda event: None),
     **dict.fromkeys(("round", "drift", "validation", "balance"), lambda event: event["round"]),
     "exchange": lambda event: (event["round"], event["index"]),
     "lost": lambda event: (event["round"], event["index"], event["attempt"]),
     "personal": lambda event: event["client"],
 }
-"""What tells events of a kind apart: of those with the same key the last one counts, of starts the first.
+"""What tells events of a kind apart: of those with the same key the last one counts, of starts the first. Once more is
+asked for, an end that came before is none.
 
 Other kinds, which observers may write as they like, are told apart by ``round`` and ``client`` where they have a round.
 """
@@ -88,7 +89,8 @@ class Record:
     rounds: list[dict[str, Any]]
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
-    """accuracy, per_class, per_client, per_client_basis, digest, seconds, and of methods with personal
+    """accuracy, per_class, per_client, per_client_basis, digest, seconds; calibration (temperature, validation_rows,
+    and before and after it accuracy, confidence, ece and bins on the test rows); and of methods with personal
     models personal, personal_mean; of a folder of personal models the digest alone; None while not finished"""
     geometry: dict[str, Any] | None = None
     """of the prepared training features: alignment, intra, inter, ratio, intra_distance, inter_distance"""
@@ -99,7 +101,10 @@ class Record:
     accuracy of the global model on each (None where there is no such model)"""
     personal: list[dict[str, Any]] = field(default_factory=list)
     """of each personal model: client, name, rows (of training), on (accuracy on each client's test set), distortion,
-    seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
+    temperature, seconds and flops by phase; ``reporting.personal_numbers`` makes numbers of them"""
+    asked: dict[str, Any] | None = None
+    """of personal models made of a finished run, what was asked for last: clients, only (their names, if not all were
+    wanted) and words (of the command)"""
     validation: list[dict[str, Any]] = field(default_factory=list)
     """if run.keep is "best": round and accuracy on the clients' validation rows"""
     balance: list[dict[str, Any]] = field(default_factory=list)
@@ -219,12 +224,16 @@ def _record(folder: Path, lines: list[tuple[bytes, str]]) -> Record | None:
     for told, _ in lines:
         event = json.loads(told)
         kind = event.get("event")
+        if kind == "asked":
+            whole.pop("end", None)
         same = whole.setdefault(kind, {})
         key = KEYS[kind](event) if kind in KEYS else _place(event, len(same))
         same[key] = same.get(key, event) if kind == "start" else event
     if "start" not in whole:
         return None
-    one: dict[str, Any] = {kind: whole.pop(kind, {}).get(None) for kind in ("end", "geometry", "personal_test")}
+    one: dict[str, Any] = {
+        kind: whole.pop(kind, {}).get(None) for kind in ("end", "geometry", "personal_test", "asked")
+    }
     start = whole.pop("start")[None]
     several: dict[str, Any] = {
         kind: _in_order(whole.pop(kind, {})) for kind in KEYS if kind not in one and kind != "start"

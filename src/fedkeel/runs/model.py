@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from fedkeel.data.dataset import Kind
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, open_named
 from fedkeel.runs.events import EVENTS, PERSONAL
-from fedkeel.runs.opening import open_new
+from fedkeel.runs.opening import Encode, at_once, open_new
 from fedkeel.runs.summary import load_summary
 
 MODEL, CLIENTS = "model.safetensors", "clients"
@@ -38,6 +39,8 @@ class Model:
     class_names: tuple[str, ...]
     mine: Tree = field(default_factory=dict)
     """What a client keeps for itself, if this is a personal model."""
+    temperature: float | None = None
+    """By which logits are divided before they become scores; None where no validation rows were there to fit it on."""
     seal: str = ""
     """Of the file that it was read from."""
 
@@ -49,7 +52,8 @@ class Model:
     def save(self, path: str | Path) -> str:
         """Write the model to a file; gives the file's seal."""
         mean = {} if self.mean is None else {PREPARED_MEAN: self.mean}
-        about = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
+        about: dict[str, Any] = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
+        about["temperature"] = self.temperature
         return write_tensors(Path(path), {**self.shared, **mean}, about)
 
     @classmethod
@@ -57,8 +61,9 @@ class Model:
         try:
             tensors, about = read_tensors(Path(path))
             method, data, names = from_settings(about["method"]), dict(about["data"]), tuple(about["class_names"])
-            if not all(isinstance(name, str) for name in names):
-                raise Unsound("a class has no name")
+            temperature = None if about["temperature"] is None else float(about["temperature"])
+            if not (temperature is None or 0 < temperature < inf) or not all(isinstance(name, str) for name in names):
+                raise Unsound("it makes no sense")
         except FileNotFoundError:
             raise FedkeelError(f"there is no {path}, the run is not finished: {_makes(Path(path).parent)}") from None
         except UnknownName:  # of a method that is not installed here
@@ -66,7 +71,7 @@ class Model:
         except (Unsound, KeyError, TypeError, ValueError, AttributeError):  # a seal tells damage, not who wrote it
             raise FedkeelError(f"{path} is damaged or no fedkeel model: {_makes(Path(path).parent)}") from None
         mean = tensors.pop(PREPARED_MEAN, None)
-        return cls(method, tensors, mean, data, names, seal=about[KEY])
+        return cls(method, tensors, mean, data, names, temperature=temperature, seal=about[KEY])
 
     @classmethod
     def of(cls, run: Path) -> Model:
@@ -99,13 +104,14 @@ class Model:
             )
         return encoder
 
-    def scores(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+    def scores(self, rows: Sequence[Any] | np.ndarray, encode: Encode = at_once) -> np.ndarray:
         """Probabilities (rows, classes) of new rows: texts or images as the source had them, or encoded features."""
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         given = encoded or self.data["encoder"] == "none"
-        x = open_new(rows, self, None if given else self.encoder(rows))
+        x = open_new(rows, self, None if given else self.encoder(rows), encode)
         with torch.inference_mode():
-            found: np.ndarray = self.method.scores(self.method.predict(State(self.shared), self.mine, x.read())).numpy()
+            logits = self.method.predict(State(self.shared), self.mine, x.read())
+            found: np.ndarray = self.method.scores(logits / (self.temperature or 1.0)).numpy()
         return found
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:

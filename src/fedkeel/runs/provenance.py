@@ -15,11 +15,9 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, from_settings
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.methods.dual.base import DualTuned
 from fedkeel.runs.code import code_of
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.events import Record, begun
-from fedkeel.runs.opening import encoder_of
 
 RESULTS = 1
 """Raised by whoever changes the numbers of existing runs, wherever in fedkeel: see CONTRIBUTING.md."""
@@ -59,8 +57,8 @@ class Provenance:
 
 
 def kinds_of(method: AnyMethod) -> list[type]:
-    """The classes whose code is the method's."""
-    return [type(method), type(method.module)] if isinstance(method, DualTuned) else [type(method)]
+    """The classes whose code is the method's: its own, and that of the module with which it adapts a dual encoder."""
+    return [type(method), *([type(method.module)] if hasattr(method, "module") else [])]
 
 
 def content(dataset: Dataset) -> str:
@@ -78,6 +76,8 @@ def must_be_of_now(folder: Path, experiment: Experiment, dataset: Dataset) -> No
     record = begun(folder)
     if record is None:
         return
+    from fedkeel.runs.opening import encoder_of  # with it comes torch
+
     encoder = encoder_of(experiment.data, dataset, from_settings(experiment.method))
     now = asdict(Provenance.of(experiment, dataset, encoder))
     for part, before in _of(record).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -126,11 +126,12 @@ def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[A
     kept = best_of(run) if run.experiment.run.keep == "best" else None
     if kept is not None:
         state = kept.state
-    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
-    seal = model.save(run.log.folder / MODEL)
     found: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
     for observer in observers:
         found |= observer.ended(state)
+    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
+    model = replace(model, temperature=found.get("calibration", {}).get("temperature"))
+    seal = model.save(run.log.folder / MODEL)
     run.log.write("end", digest=model.digest, model=seal, **found)
 
 

@@ -42,6 +42,7 @@ def summarise(record: Record, files: dict[str, str]) -> bytes:
         "rounds": rounds,
         "accuracy": end["accuracy"],
         **{str(key): end[key] for key in ("personal_mean", "kept_round") if key in end},
+        **({"calibration": _calibration(end["calibration"])} if "calibration" in end else {}),
         "accuracy_curve": record.accuracy_curve,
         "acc95_round": acc95_round(record.accuracy_curve),
         "bytes_up": record.bytes_up,
@@ -59,3 +60,10 @@ def summarise(record: Record, files: dict[str, str]) -> bytes:
         KEY: BLANK,
     }
     return seal((json.dumps(summary, indent=2) + "\n").encode())
+
+
+def _calibration(told: dict[str, Any]) -> dict[str, Any]:
+    """Without the bins."""
+    numbers = ("confidence", "ece")
+    return {key: {name: value[name] for name in numbers} if key in ("before", "after") else value
+            for key, value in told.items()}  # fmt: skip

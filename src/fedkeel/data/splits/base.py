@@ -14,6 +14,7 @@ from fedkeel.core.registry import Registry
 from fedkeel.core.rng import generator
 from fedkeel.core.settings import Open
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.shares import by_class
 
 MOST_EMPTY = 10_000
 """So many clients may be asked for, however few rows there are."""
@@ -41,9 +42,7 @@ class Pool:
 
     def by_class(self) -> Iterator[tuple[int, np.ndarray]]:
         """Each class that has rows, with the positions of its rows."""
-        order = np.argsort(self.labels, kind="stable")
-        present, starts = np.unique(self.labels[order], return_index=True)
-        return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
+        return by_class(self.labels)
 
 
 class Split(Open):
