@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,12 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def about(**said: Any) -> bytes:
+    """What a model says of itself."""
+    sound = {"method": {"name": "fedavg"}, "data": {}, "class_names": ["a", "b"], "temperature": None}
+    return json.dumps({**sound, **said}).encode()
+
+
 FOUND = {
     "a section and a key of it": ("config-set", b'["run=1", "run.seed=2"]'),
     "bytes that are no text": ("config-set", b'["data.cache=\\udcff"]'),
@@ -35,6 +43,9 @@ FOUND = {
     "strings of half letters": ("npz", npz(client=np.array([0xD800, 97, 98, 99], np.uint32).view("U1"))),
     "labels that are dates": ("npz", npz(x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
     "labels of two odd kinds": ("npz", npz(y=np.zeros(4, "c16"), x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
+    "a method that cannot be": ("forged-model", about(method={"name": "fedavg", "participation": []})),
+    "classes without names": ("forged-model", about(class_names=[None, 1])),
+    "a temperature of nothing": ("forged-model", about(temperature=0.0)),
     "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
 }
 
@@ -42,6 +53,18 @@ FOUND = {
 @pytest.mark.parametrize(("name", "data"), FOUND.values(), ids=FOUND.keys())
 def test_what_was_found_once_is_refused(name: str, data: bytes, tmp_path: Path) -> None:
     assert not examine(TARGETS[name](tmp_path), data)
+
+
+def test_a_model_that_says_nothing_wrong_is_read(tmp_path: Path) -> None:
+    assert examine(TARGETS["forged-model"](tmp_path), about())
+
+
+@pytest.mark.parametrize(("there", "instead"), [(b"CREATE TABLE", b"CRE\x8eTE TABLE"), (b"site-1", b"site\x8e1")])
+def test_sqlite_may_hold_text_that_is_none(there: bytes, instead: bytes, tmp_path: Path) -> None:
+    target = TARGETS["store"](tmp_path)
+    whole = (tmp_path / "private.sqlite").read_bytes()
+    assert there in whole
+    assert not examine(target, whole.replace(there, instead))
 
 
 def test_examples_are_the_same_each_time(tmp_path: Path) -> None:
