@@ -65,8 +65,8 @@ class Record:
     rounds: list[dict[str, Any]]
     """round, accuracy, seconds"""
     end: dict[str, Any] | None
-    """accuracy, per_class, per_client, per_client_basis, digest, seconds; calibration (temperature, validation_rows, and
-    before and after it accuracy, confidence, ece and bins on the test rows); and of methods with personal
+    """accuracy, per_class, per_client, per_client_basis, digest, seconds; calibration (temperature, validation_rows,
+    and before and after it accuracy, confidence, ece and bins on the test rows); and of methods with personal
     models personal, personal_mean; of a folder of personal models the digest alone; None while not finished"""
     geometry: dict[str, Any] | None = None
     """of the prepared training features: alignment, intra, inter, ratio, intra_distance, inter_distance"""
