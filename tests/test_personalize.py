@@ -337,7 +337,10 @@ def test_a_damaged_client_file(run: Path, fedkeel: Say) -> None:
     path = whole.folder / "clients" / f"{whole.personal[1]['name']}.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     again = ("personalize", run, "--method", "ft", "--set", *QUICK)
-    says(fedkeel(*again), f"{path} is damaged: delete it, and the same command makes it anew")
+    says(
+        fedkeel(*again),
+        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes it anew",
+    )
     path.unlink()
     assert values(personalised(run)) == values(whole)
 
@@ -348,6 +351,8 @@ def test_another_model_in_the_run_folder_is_refused(run: Path, fedkeel: Say) -> 
     model = Model.load(run / "model.safetensors")
     model.shared["head.bias"] += 1
     model.save(run / "model.safetensors")
+    says(fedkeel("personalize", run), f"model.safetensors is not the one that {run} ended with: fedkeel run --out")
+    (run / "summary.json").unlink()
     folder = run / "personal" / "ft_epochs=2"
     line = f"{folder} was made from another model than the run has now: delete it"
     says(fedkeel("personalize", run, "--method", "ft", "--set", *QUICK), line)
@@ -502,7 +507,7 @@ def test_runs_that_cannot_be_personalised_are_told_in_one_line(
     pixels = finished(tmp_path / "pixels", method={"name": "fedavg", "rounds": 1})
     says(fedkeel("personalize", pixels, "--method", "ft"), "encoder pixels has no network to train", "--method lp")
     (run / "model.safetensors").unlink()
-    says(fedkeel("personalize", run), "the run is not finished; continue it with --resume")
+    says(fedkeel("personalize", run), f"the run is not finished: fedkeel run --out {run} --resume makes it")
 
 
 def test_settings_of_runs_that_only_personalising_or_validation_knows(fedkeel: Say, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -476,7 +477,11 @@ def ran(two_seeds: list[Record]) -> list[Ran]:
     for record in two_seeds:  # the source that a recipe would have written
         for name in ("ft", "lp-ft"):
             path = record.folder / "personal" / name / "events.jsonl"
-            path.write_text(path.read_text().replace('"source":"newsgroups20"', '"source":"digits5"'))
+            told = path.read_text().replace('"source":"newsgroups20"', '"source":"digits5"').splitlines()
+            path.unlink()
+            with Log(path) as log:
+                for line in told:
+                    log.write(**{key: value for key, value in json.loads(line).items() if key != "check"})
     return runs + [mine for run in runs for mine in run.personalised(["lp-ft", "ft", "soup-ft"])]
 
 

@@ -20,7 +20,7 @@ import tomli_w
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.atomic import claim, write_atomically
+from fedkeel.core.atomic import claim, folder_atomically, write_atomically
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import settings
 from fedkeel.core.pulse import heard
@@ -36,14 +36,16 @@ from fedkeel.personal.work import Work
 from fedkeel.runs.config import assignment, checked, nested
 from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, personalised, read
 from fedkeel.runs.federation import assemble
-from fedkeel.runs.folder import CONFIG, stored
-from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.runs.folder import CONFIG, sealed, sealed_text, stored
+from fedkeel.runs.model import CLIENTS, Model, client_file, load_client, makes_clients
 from fedkeel.runs.opening import same_rows
 from fedkeel.runs.simulate import ENGINES, about_clients, about_data
 from fedkeel.runs.variant import Variant
 
 NO_SETTINGS = ("rounds", "participation", "of")
 """Fields of a strategy that users cannot set."""
+COMMAND = "the same fedkeel personalize"
+"""What writes the files in a folder of personal models."""
 
 
 def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
@@ -85,7 +87,7 @@ def personalize(run: Path, variant: Variant, dataset: Dataset, wish: Wish, watch
     """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``."""
     if wish.engine not in ENGINES:
         raise unknown("engine", wish.engine, ENGINES)
-    experiment, model = stored(run), Model.load(run / MODEL)
+    experiment, model = stored(run), Model.of(run)
     torch.set_num_threads(experiment.run.threads or os.cpu_count() or 1)
     strategy = strategy_of(variant, model)
     federation = assemble(experiment, dataset, watch)
@@ -157,11 +159,14 @@ def _plain(section: dict[str, Any]) -> dict[str, Any]:
 
 def _begin(folder: Path, config: dict[str, Any]) -> None:
     """Write down how the models are made, or make sure that they were begun in the same way."""
-    text = tomli_w.dumps(config)
+    text = sealed(tomli_w.dumps(config))
+    if not folder.exists():
+        with folder_atomically(folder) as new:
+            (new / CLIENTS).mkdir()
+            write_atomically(new / CONFIG, text)
     if not (folder / CONFIG).exists():
-        (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / CONFIG, text.encode())
-    elif (folder / CONFIG).read_text(encoding="utf-8") != text:
+        write_atomically(folder / CONFIG, text)
+    elif sealed_text(folder / CONFIG, COMMAND) != text.decode():
         raise FedkeelError(f"{folder} was made with other settings: delete it to make it anew")
 
 
@@ -182,18 +187,24 @@ def _digest(folder: Path) -> str:
 
 def personal_model(run: Path, client: str, label: str | None) -> Model:
     """A client's own model: of the way to personalise that is named, or of the only one that there is."""
-    model = Model.load(run / MODEL)
+    model = Model.of(run)
     if model.method.personal:
-        return replace(model, mine=load_client(_of_client(run, client)))
+        mine = load_client(_of_client(run, client))
+        return replace(model, mine=mine, temperature=_temperature(read(run), client))
     folder = _finished(run, label).folder
-    _of_this(model, read(folder))
+    record = _of_this(model, read(folder))
     moved = load_client(_of_client(folder, client))
     strategy = from_settings_of(folder)
     shared = dict(model.shared)
     if not same_rows(strategy, model.method):
         shared = {**Backbone.of(model.encoder([])).tree(0), **shared}
     mine = {name: shared[name] + value if name in shared else value for name, value in moved.items()}
-    return replace(model, method=strategy, shared=shared, mine=mine)
+    return replace(model, method=strategy, shared=shared, mine=mine, temperature=_temperature(record, client))
+
+
+def _temperature(record: Record, client: str) -> float | None:
+    """What the client fitted on its own validation rows."""
+    return next((event.get("temperature") for event in record.personal if event["name"] == client), None)
 
 
 def _finished(run: Path, label: str | None) -> Record:
@@ -220,6 +231,9 @@ def _of_client(folder: Path, client: str) -> Path:
         names = record.start["clients"]["names"]
         if client not in names:
             raise unknown("client", client, names)
+        made = [event["name"] for event in record.personal] if record.post_hoc else (record.end or {}).get("own", ())
+        if client in made:
+            raise FedkeelError(f"there is no {path}: {makes_clients(folder)}")
         wish = Wish.behind(record)
         if wish.only and client not in wish.only:
             more = replace(wish, only=(client,)).command(folder.parent.parent)
@@ -229,5 +243,5 @@ def _of_client(folder: Path, client: str) -> Path:
 
 
 def from_settings_of(folder: Path) -> Strategy:
-    section = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["method"]
+    section = tomllib.loads(sealed_text(folder / CONFIG, COMMAND))["method"]
     return STRATEGIES[section["name"]](**{key: value for key, value in section.items() if key != "name"})

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.pulse import beat
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.models.backbone import Backbone, network_weights
 
 
