@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,32 @@ def test_compare(tmp_path: Path) -> None:
         assert "8 runs" in (tmp_path / "page.html").read_text()
     again = within(*words, "--out", "grid", "--json", cwd=tmp_path)
     assert len(json.loads(again.stdout)) == 8
+
+
+def test_a_smaller_comparison_keeps_the_larger_page(tmp_path: Path) -> None:
+    """The page shows every finished cell of the folder, the table what was asked for; finished cells say so."""
+
+    def compare(methods: str, *changes: str) -> subprocess.CompletedProcess[str]:
+        few = ("data.source=digits", "partition.clients=4", "method.rounds=1", *changes)
+        words = ("--methods", methods, "--partitions", "iid", "--set", *few, "--out", "grid")
+        done = within("compare", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    lines = [line for line in compare("fedavg,ridge,ncm").stderr.splitlines() if "/3 " in line]
+    assert [line.split()[1] for line in lines[::2]] == [f"{name}-iid-seed0" for name in ("fedavg", "ridge", "ncm")]
+    assert all(re.fullmatch(r"[12]/3 \S+  \d\d\.\d\d %, about \d+ (s|min) left", line) for line in lines[1:5:2])
+    assert re.fullmatch(r"3/3 ncm-iid-seed0  \d\d\.\d\d %", lines[5]), "nothing is left"
+    (tmp_path / "grid" / "ncm-iid-seed0" / "events.jsonl").write_text("{}\nno json\n{}\n")
+    write_npz(tmp_path / "other.npz")
+    compare("oll", "data.source=npz:other.npz")
+    smaller = compare("ridge")
+    assert re.search(r"^1/1 ridge-iid-seed0  \d\d\.\d\d %, kept$", smaller.stderr, re.MULTILINE)
+    assert "left out of the page: grid/ncm-iid-seed0/events.jsonl" in smaller.stderr
+    assert "fedavg" not in smaller.stdout
+    page = (tmp_path / "grid/report.html").read_text()
+    assert "2 runs" in page, "fedavg and ridge: of the others one is damaged and one of other data"
+    assert "fedavg" in page
 
 
 def test_partition(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_the_main_thread_only_waits_and_hears_ctrl_c_at_once(items: int) -> None
             ended.put(item)
 
     def press() -> None:
-        begun.get()
+        for _ in range(min(items, 3)):
+            begun.get()
         pthread_kill(main_thread().ident or 0, SIGINT)
 
     before = signal(SIGINT, default_int_handler)
