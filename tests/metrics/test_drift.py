@@ -14,7 +14,6 @@ import torch
 
 import fedkeel as fk
 from federations import CLASSES, TASK, clients
-from fedkeel import api
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS, Batch, Method, State, Visit
 from fedkeel.core.rng import generator
@@ -333,7 +332,7 @@ SMALL = {
 def no_pages() -> Iterator[None]:
     """Drawing takes most of a small run's time, and these tests read the events."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "build_page", lambda records, out, **more: out)
+        patch.setattr("fedkeel.commands.run.build_page", lambda records, out: out)
         yield
 
 
