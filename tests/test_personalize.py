@@ -178,7 +178,9 @@ def test_an_interrupted_one_goes_on_to_the_same_models(run: Path, made: Path, tm
     def stop(done: int, total: int, accuracy: float | None) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(Stopped, match=r"stopped: fedkeel personalize .*run --method ft:epochs=2 continues"):
+    with pytest.raises(
+        Stopped, match=r"stopped: fedkeel personalize .*run --method ft --set method.epochs=2 continues"
+    ):
         personalised(run, watch=Watch(client=stop))
     events = run / "personal" / "ft_epochs=2" / "events.jsonl"
     assert len(read(events.parent).personal) == 1
@@ -232,7 +234,10 @@ def test_a_damaged_client_file(run: Path, fedkeel: Say) -> None:
     path = whole.folder / "clients" / f"{whole.personal[1]['name']}.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     again = ("personalize", run, "--method", "ft", "--set", *QUICK)
-    says(fedkeel(*again), f"{path} is damaged: delete it, and the same command makes it anew")
+    says(
+        fedkeel(*again),
+        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes it anew",
+    )
     path.unlink()
     assert values(personalised(run)) == values(whole)
 
@@ -243,6 +248,8 @@ def test_another_model_in_the_run_folder_is_refused(run: Path, fedkeel: Say) -> 
     model = Model.load(run / "model.safetensors")
     model.shared["head.bias"] += 1
     model.save(run / "model.safetensors")
+    says(fedkeel("personalize", run), f"model.safetensors is not the one that {run} ended with: fedkeel run --out")
+    (run / "summary.json").unlink()
     folder = run / "personal" / "ft_epochs=2"
     line = f"{folder} was made from another model than the run has now: delete it"
     says(fedkeel("personalize", run, "--method", "ft", "--set", *QUICK), line)
@@ -378,18 +385,26 @@ def test_mistakes_in_the_command_are_one_line(run: Path, fedkeel: Say) -> None:
         api.personalize(run, engine="nonsense")
     assert not (run / "personal").exists(), "nothing is left behind"
     np.savez(run.parent / "x.npz", x=np.zeros((1, 8, 8, 3), dtype=np.uint8))
-    says(fedkeel("predict", run, "--input", run.parent / "x.npz", "--client", "a"), "has no personal models", "lp-ft")
+    says(
+        fedkeel("predict", run, "--input", run.parent / "x.npz", "--client", "a"),
+        "has no personal models",
+        "makes them",
+    )
 
 
 def test_runs_that_cannot_be_personalised_are_told_in_one_line(
     run: Path, columns: Path, fedkeel: Say, tmp_path: Path
 ) -> None:
     says(fedkeel("personalize", tmp_path / "nowhere"), f"{tmp_path / 'nowhere'} holds no run")
-    says(fedkeel("personalize", columns), "lp-ft trains the encoder, which this run cannot", "--method lp")
+    says(
+        fedkeel("personalize", columns, "--method", "lp-ft"),
+        "lp-ft trains the encoder, which this run cannot",
+        "--method lp",
+    )
     pixels = finished(tmp_path / "pixels", method={"name": "fedavg", "rounds": 1})
     says(fedkeel("personalize", pixels, "--method", "ft"), "encoder pixels has no network to train", "--method lp")
     (run / "model.safetensors").unlink()
-    says(fedkeel("personalize", run), "the run is not finished; continue it with --resume")
+    says(fedkeel("personalize", run), f"the run is not finished: fedkeel run --out {run} --resume makes it")
 
 
 def test_settings_of_runs_that_only_personalising_or_validation_knows(fedkeel: Say, tmp_path: Path) -> None:
@@ -404,7 +419,7 @@ def test_clients_that_have_too_little(columns: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(columns, tmp_path / "run"))
     told: list[str] = []
     record = personalised(run, "lp", watch=Watch(notice=told.append))
-    one, few = told
+    one, few, _ = told
     assert one.startswith("rows of one class only: client south; ")
     assert one.endswith("the global model stays")
     assert few.startswith("fewer rows than a batch of 16: client west; each epoch is one step, lower method.batch to 2")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkeel.api import (
+        Predictions,
         Reproduction,
         Split,
         compare,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         partition,
         personalize,
         predict,
+        predictions,
         recipes,
         report,
         reproduce,
@@ -36,8 +38,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 __all__ = [
     "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FederatedClassifier", "FedkeelError", "LinearProbe", "Method",
-    "Model", "Phase", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment",
-    "partition", "personalize", "predict", "recipes", "register", "report", "reproduce", "run",
+    "Model", "Phase", "Predictions", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode",
+    "experiment", "partition", "personalize", "predict", "predictions", "recipes", "register", "report", "reproduce",
+    "run",
 ]  # fmt: skip
 _HOMES = {
     **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from fedkeel.commands.look import Split, catalogue, encode, partition
     from fedkeel.commands.page import report
     from fedkeel.commands.personalize import personalize
-    from fedkeel.commands.predict import predict
+    from fedkeel.commands.predict import Predictions, predict, predictions
     from fedkeel.commands.reproduce import Reproduction, reproduce
     from fedkeel.commands.run import run
     from fedkeel.study.recipe import recipes
 
 __all__ = [
-    "Reproduction", "Split", "catalogue", "compare", "encode", "experiment", "partition", "personalize", "predict",
-    "recipes", "report", "reproduce", "run",
+    "Predictions", "Reproduction", "Split", "catalogue", "compare", "encode", "experiment", "partition", "personalize",
+    "predict", "predictions", "recipes", "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = {
     **{name: f"commands.{name}" for name in ("compare", "experiment", "personalize", "predict", "reproduce", "run")},
     **dict.fromkeys(("Split", "catalogue", "encode", "partition"), "commands.look"),
+    **dict.fromkeys(("Predictions", "predictions"), "commands.predict"),
     "Reproduction": "commands.reproduce",
     "recipes": "study.recipe",
     "report": "commands.page",

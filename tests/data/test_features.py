@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
@@ -59,6 +62,7 @@ import sys, time, resource
 from fedkeel.data.sources.base import Source
 from fedkeel.models import cache
 from fedkeel.data.loading import load
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 data = Source.model_validate_json(sys.argv[1])
 cache.CHUNK = int(sys.argv[2])
@@ -342,3 +346,35 @@ def test_reading_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cache, "open_encoder", open_unloadable)
     assert features(data, dataset).cached
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_read_only_cache_keeps_nothing_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    data = settings(tmp_path, "kept")
+    kept = features(data, load(data))
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    assert features(data, load(data)).cached, "what is there already is read"
+    other = data.model_copy(update={"cache": str(tmp_path / "locked")})
+    said: list[str] = []
+    told: list[tuple[int, int]] = []
+    made = features(other, load(other), notice=said.append, progress=lambda done, total: told.append((done, total)))
+    assert np.array_equal(made.train, kept.train)
+    assert np.array_equal(made.test, kept.test)
+    assert made.train.dtype == kept.train.dtype
+    assert told[-1] == (ROWS + TESTED, ROWS + TESTED)
+    assert len(said) == 1
+    assert "locked/features cannot be written" in said[0]
+    assert "set data.cache" in said[0]
+    assert not list((tmp_path / "locked" / "features").iterdir())
+
+
+def test_encode_says_that_a_cache_is_read_only(tmp_path: Path) -> None:
+    """Encoding is all that it does: not to keep it would be to do nothing. /sys takes no folder from anybody."""
+    with pytest.raises(FedkeelError, match=r"cannot write the feature cache in /sys/fedkeel.*set data.cache"):
+        fk.encode(data={"source": "digits", "cache": "/sys/fedkeel"})

@@ -17,7 +17,7 @@ def partition(config: Path | None = None, /, *, set: Set = (), png: Path = Path(
     For example:
 
         fedkeel partition study.toml
-        fedkeel partition --set partition.kind=dirichlet partition.alpha=0.1 --png split.png
+        fedkeel partition --set partition.kind=dirichlet partition.alpha=0.1
 
     Parameters
     ----------
@@ -26,18 +26,16 @@ def partition(config: Path | None = None, /, *, set: Set = (), png: Path = Path(
     png
         where to draw the heat map
     """
-    from rich import print as show
-
     from fedkeel import api
     from fedkeel.data.describe import heatmap_png, render
-    from fedkeel.screen import watched
+    from fedkeel.screen import say, show, watched
 
     with watched(console(), "splitting") as watch:
         split = api.partition(config, set=set, watch=watch)
     counts = split.manifest.train.label_counts(split.labels, len(split.class_names))
     show(render(split.manifest, split.labels, split.class_names))
     heatmap_png(png, counts, split.manifest.names, split.class_names)
-    print(f"manifest {split.manifest.hash[:16]}, heat map: {png}")
+    say(f"manifest {split.manifest.hash[:16]}, heat map: {png}")
 
 
 @app.command
@@ -55,12 +53,12 @@ def encode(config: Path | None = None, /, *, set: Set = ()) -> None:
         TOML file
     """
     from fedkeel import api
-    from fedkeel.screen import watched
+    from fedkeel.screen import say, watched
 
     with watched(console(), "encoding") as watch:
         features = api.encode(config, set=set, watch=watch)
     rows, dim = len(features.train) + len(features.test), features.train.shape[1]
-    print(f"{rows:,} rows of {dim} features by {features.encoder}: {features.where}")
+    say(f"{rows:,} rows of {dim} features by {features.encoder}: {features.where}")
 
 
 @app.command
@@ -80,11 +78,11 @@ def report(*runs: Path, out: Path = Path("report.html")) -> None:
         where to write the page
     """
     from fedkeel import api
-    from fedkeel.screen import watched
+    from fedkeel.screen import say, watched
 
     with watched(console(), "reporting") as watch:
         page = api.report(runs, out=out, watch=watch)
-    print(f"report: {page}")
+    say(f"report: {page}")
 
 
 @app.command(name="list")

@@ -44,7 +44,8 @@ def run(
         print the summary as JSON
     """
     from fedkeel import api
-    from fedkeel.screen import tell_refusals, watched
+    from fedkeel.core.wrap import width_of
+    from fedkeel.screen import say, tell_refusals, watched
 
     with watched(console(), "training") as watch:
         result = api.run(config, set=set, out=out, resume=resume, watch=watch)
@@ -52,8 +53,8 @@ def run(
     if json:
         print((result.folder / "summary.json").read_text(), end="")
         return
-    print(result.table())
-    print(f"report: {result.folder / 'report.html'}")
+    print(result.table(width_of()))
+    say(f"report: {result.folder / 'report.html'}")
 
 
 @app.command
@@ -75,9 +76,9 @@ def compare(
 
     For example:
 
-        fedkeel compare study.toml --methods fedavg,ova-lp --partitions iid,shard-1,bernoulli-dirichlet --seeds 0,42
-        fedkeel compare --methods fedavg,ova-lp:stages=1,ova-lp --partitions iid,dirichlet:alpha=0.1
-        fedkeel compare --methods ova-lp --partitions iid,zipf --set method.rounds=10 --out runs/zipf
+        fedkeel compare study.toml --methods fedavg,ova-lp,ridge --seeds 0,42
+        fedkeel compare --methods ova-lp --partitions iid,dirichlet:alpha=0.1
+        fedkeel compare --methods ova-lp:stages=1,ova-lp --out runs/stages
 
     Parameters
     ----------
@@ -91,8 +92,9 @@ def compare(
     import json as json_module
 
     from fedkeel import api
+    from fedkeel.core.wrap import width_of
     from fedkeel.reporting.tables import as_text
-    from fedkeel.screen import tell_refusals, watched
+    from fedkeel.screen import say, tell_refusals, watched
 
     with watched(console(), "comparing") as watch:
         results = api.compare(
@@ -103,8 +105,8 @@ def compare(
     if json:
         print(json_module.dumps([result.summary for result in results], indent=2))
         return
-    print(as_text([result.record for result in results]))
-    print(f"report: {out / 'report.html'}")
+    print(as_text([result.record for result in results], width_of()))
+    say(f"report: {out / 'report.html'}")
 
 
 @app.command
@@ -127,7 +129,7 @@ def reproduce(
 
         fedkeel reproduce --list
         fedkeel reproduce ova-lp/ablation
-        fedkeel reproduce ova-lp/ablation --seeds 0 --set method.rounds=10 --out runs/quick
+        fedkeel reproduce ova-lp/ablation --seeds 0 --set method.rounds=10
         fedkeel reproduce ova-lp/encoders --scale paper
 
     Parameters
@@ -142,7 +144,8 @@ def reproduce(
         list the recipes
     """
     from fedkeel import api
-    from fedkeel.screen import print_entries, tell_refusals, watched
+    from fedkeel.core.wrap import width_of
+    from fedkeel.screen import print_entries, say, tell_refusals, watched
 
     if list:
         print_entries({name: f"{recipe.title} ({recipe.shows})" for name, recipe in api.recipes().items()})
@@ -153,5 +156,5 @@ def reproduce(
         numbers = None if seeds is None else numbers_in(seeds)
         done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
     tell_refusals(done.results)
-    print(done.text)
-    print(f"report: {done.page}")
+    print(done.text(width_of()))
+    say(f"report: {done.page}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
 from fedkeel.runs import events
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.folder import CONFIG, begin, check, fresh, stored
-from fedkeel.runs.summary import SUMMARY
+from fedkeel.runs.folder import CONFIG, begin, check, finished, fresh, stored
+from fedkeel.runs.provenance import must_be_of_now
 
 
 def run(
@@ -52,25 +53,25 @@ def carry_out(
     """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
     try:
         check(folder, exp, resume)
+        dataset = rows()
+        must_be_of_now(folder, exp, dataset)
         if not finished(folder):
             from fedkeel.runs.federation import assemble  # not before the experiment is known to be sound
             from fedkeel.runs.simulate import simulate
 
-            federation = assemble(exp, rows(), watch)
+            federation = assemble(exp, dataset, watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():
-            build_page(with_twin(events.read(folder)), folder / REPORT)
+            build_page(with_twin(events.read(folder), watch), folder / REPORT, watch)
     except KeyboardInterrupt:
         if not (folder / CONFIG).exists():
             raise Stopped("stopped before round 1: the same command continues") from None
-        raise Stopped(f"stopped: fedkeel run --out {folder} --resume continues") from None
+        raise Stopped(
+            f"stopped: {shlex.join(['fedkeel', 'run', '--out', str(folder), '--resume'])} continues"
+        ) from None
     except OSError as error:
         again = f"continue with fedkeel run --out {folder} --resume" if (folder / CONFIG).exists() else "run again"
         what = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
         raise FedkeelError(f"{what}; mend that and {again}, or choose another --out") from None
     return Result.load(folder)
-
-
-def finished(folder: Path) -> bool:
-    return (folder / SUMMARY).exists() and events.read(folder).end is not None

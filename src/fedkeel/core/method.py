@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,6 +50,8 @@ class Phase:
     optim: Optim = field(default=SGD(0.1))
     sums: bool = False
     """Whether what is sent grows with the client's rows: the gate then judges its length per row."""
+    looks: bool = False
+    """Whether the client only looks at a model: nothing that it keeps changes, and the run goes on as if not asked."""
 
 
 PER_CLIENT = "per_client."
@@ -134,6 +136,9 @@ class Batch(Generic[X_co]):
         return (rows * self.weight).sum()
 
 
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class Method(BaseModel, Generic[X]):
     """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs.
 
@@ -148,7 +153,7 @@ class Method(BaseModel, Generic[X]):
     common: ClassVar[bool] = True
     """Whether what is shared is a model by itself."""
 
-    rounds: int = Field(50, ge=1)
+    rounds: Rounds = 50
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
 
@@ -232,7 +237,11 @@ class Method(BaseModel, Generic[X]):
         raise NotImplementedError
 
     def scores(self, logits: Tensor) -> Tensor:
-        """The logits as probabilities."""
+        """The logits as probabilities of the classes, which sum to 1.
+
+        Also of one-vs-all units, q_c = sigmoid(z_c): that c alone is right has probability q_c prod_{j != c} (1 - q_j),
+        and divided by the sum over all c that is softmax(z)_c.
+        """
         return logits.softmax(-1)
 
 

@@ -45,7 +45,7 @@ class Tally(Method[Any]):
         return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
     def plan(self, round: int) -> list[Phase]:
-        return [Phase("tally", sends=(TALLY,), uniform=(TALLY,), cohort="all", epochs=0, on="test")]
+        return [Phase("tally", sends=(TALLY,), uniform=(TALLY,), cohort="all", epochs=0, on="test", looks=True)]
 
     def private(self, down: Tree) -> Tree:
         return self.base.private({name: value for name, value in down.items() if not name.startswith(TALLY)})

@@ -5,16 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from fedkeel.core.wrap import wrapped
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.papers.claims import Claim, Paper, Source
 from fedkeel.papers.measures import HEADLINE, METRICS, Ran
 from fedkeel.reporting import canvas
-from fedkeel.reporting.canvas import COLOURS, INK, MUTED, Picture
+from fedkeel.reporting.canvas import INK, MUTED, Picture
+from fedkeel.reporting.columns import columns as as_columns
 from fedkeel.reporting.render import render
 from fedkeel.reporting.tables import NOTHING, Table, format_spread
 
@@ -102,8 +103,8 @@ def _further(source: Source, runs: Sequence[Ran]) -> list[Claim]:
             for value in dict.fromkeys(ran.value(source.by) for ran in runs) if value not in known]  # fmt: skip
 
 
-def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran]) -> Markup:
-    """The part of a page that holds the paper's numbers next to ours."""
+def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran], warning: str = "") -> Markup:
+    """The part of a page that holds the paper's numbers next to ours, after a warning if there is one."""
     heads = columns(runs)
     averaged = any(len(claim.partitions) > 1 for source in sources for claim in source.claims)
     shown = []
@@ -113,18 +114,12 @@ def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[R
         drawn = None if source.by is None else bars(source, found, heads)
         shown.append({"source": source, "table": table, "bars": drawn})
     values = {"nothing": NOTHING, "averaged": averaged, "sources": shown, "settings": _settings(paper, runs, heads)}
-    return render("beside.html", "fedkeel.papers", paper=paper, name=name, **values)
+    return render("beside.html", "fedkeel.papers", paper=paper, name=name, warning=warning, **values)
 
 
-def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
-    """The paper's accuracies next to ours as plain text for a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as Lines
-    from rich.text import Text
-
-    out = StringIO()
-    console = Console(file=out, width=100, color_system=None)
+def text(sources: Sequence[Source], runs: Sequence[Ran], width: int | None = None) -> str:
+    """The paper's accuracies next to ours as plain text, in whole lines or so many columns wide."""
+    shown = []
     for source in sources:
         found = [line for line in lines(source, runs) if line.claim.metric in HEADLINE]
         if not found or (source.wide and not any(ours for line in found for ours in line.ours)):
@@ -132,16 +127,9 @@ def text(sources: Sequence[Source], runs: Sequence[Ran]) -> str:
         metrics, words = [METRICS[line.claim.metric].words for line in found], _words(found)
         several = len(set(metrics)) > 1
         head, rows = _cells(found, columns(runs), words | ({"What": metrics} if several else {}))
-        what = source.title if several else metrics[0]
-        table = Lines(box=SIMPLE_HEAD, padding=0, show_edge=False, title=f"{source.name}. {what}")
-        table.title_justify = "left"
-        for k, column in enumerate(head):
-            table.add_column(column, justify="left" if k < head.index("Paper") else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        console.print()
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+        title = f"{source.name}. {source.title if several else metrics[0]}"
+        shown.append(f"{wrapped(title, width)}\n{as_columns(head, rows, head.index('Paper'), width)}")
+    return "\n\n".join(shown)
 
 
 def _table(found: Sequence[Line], heads: Sequence[str]) -> Table:
@@ -209,7 +197,7 @@ def _split(partitions: Sequence[str]) -> str:
 
 def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> Picture:
     """The paper's bars next to ours, a group of them for each line; a number that is missing takes no room."""
-    colours = [MUTED, *(COLOURS[k % len(COLOURS)] for k in range(len(heads)))]
+    fills = [(MUTED, ""), *((canvas.colour(k), canvas.hatch(k)) for k in range(len(heads)))]
     labels = ["paper", *(f"ours: {head}" for head in heads)]
     drawn: list[list[tuple[float, float, float]]] = [[] for _ in labels]  # place, mean and deviation of each bar
     middles, place = [], 0.0
@@ -224,9 +212,9 @@ def bars(source: Source, found: Sequence[Line], heads: Sequence[str]) -> Picture
 
     def paint(axes: Axes) -> None:
         highest = 100.0
-        for label, colour, numbers in zip(labels, colours, drawn, strict=True):
+        for label, (colour, hatch), numbers in zip(labels, fills, drawn, strict=True):
             places, means, errors = (list(column) for column in zip(*numbers, strict=True)) if numbers else ([], [], [])
-            axes.barh(places, means, height=0.86, color=colour, label=label)
+            axes.barh(places, means, height=0.86, color=colour, hatch=hatch, label=label)
             if any(errors):
                 axes.errorbar(means, places, xerr=errors, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
             for at, mean, error in numbers:

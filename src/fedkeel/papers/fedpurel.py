@@ -75,10 +75,7 @@ _SAME = (
     "Zero-shot's PM is 64.79 at every alpha, although clients' test rows change with it: it cannot be measured as the "
     "other rows are."
 )
-_LAPTOP = (
-    "On a laptop the data and the encoder are stand-ins (20 Newsgroups with a long tail, MiniLM as both towers, a "
-    "Dirichlet split): compare the order of the rows, not the numbers."
-)
+_LAPTOP = "At a laptop's scale the data and the encoder are stand-ins: compare the order of the rows, not the numbers."
 _SPLIT = (
     "The text calls alpha the parameter of a Dirichlet split. The released code deals CIFAR-100-LT out by Pachinko "
     "allocation over its superclasses, training and test rows together; so do we at the paper's scale."

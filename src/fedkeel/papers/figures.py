@@ -8,5 +8,7 @@ from markupsafe import Markup
 
 from fedkeel.papers import theory_page
 
-FIGURES: dict[str, Callable[[Sequence[int]], tuple[Markup, str]]] = {"theory": theory_page.section}
+FIGURES: dict[str, Callable[[Sequence[int]], tuple[Markup, Callable[[int | None], str]]]] = {
+    "theory": theory_page.section
+}
 """By the name in a recipe; the seeds key the draws."""

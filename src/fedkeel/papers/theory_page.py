@@ -6,7 +6,7 @@ drawn from N(0, I) is our choice: the paper does not give its scale. Every curve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ from markupsafe import Markup
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
+from fedkeel.core.wrap import wrapped
 from fedkeel.papers import PAPERS
 from fedkeel.papers.theory import CONVERGED, NO_PROBING, World, draw, exact, fine_tune, matched, printed, sample_moment
 from fedkeel.papers.theory.world import Array
 from fedkeel.reporting import canvas
 from fedkeel.reporting.canvas import COLOURS, HEIGHT, MUTED, Picture
+from fedkeel.reporting.columns import columns
 from fedkeel.reporting.render import render
 from fedkeel.reporting.tables import Table
 
@@ -65,15 +67,15 @@ class Counted:
     note: str
 
 
-def section(seeds: Sequence[int]) -> tuple[Markup, str]:
-    """The figure, what is seen in it and two tables, for a page and as plain text."""
+def section(seeds: Sequence[int]) -> tuple[Markup, Callable[[int | None], str]]:
+    """The figure, what is seen in it and two tables, for a page and as plain text of some width."""
     worlds = [draw(generator(seed, "theory", number)) for seed in seeds for number in range(DRAWS)]
     curves = [measure(worlds, eps) for eps in NOISES]
     seen, tables = explain(curves), [win_fractions(worlds), what_holds(seeds)]
     figures = [*(loss_panel(curve) for curve in curves), ratio_panel(curves)]
     values = {"seen": seen, "worlds": len(worlds), "eta": f"{ETA:g}", "figures": figures, "tables": tables}
     page = render("theory.html", "fedkeel.papers", paper=PAPERS["lp-ft"], **values)
-    return page, "\n\n".join([seen, *map(_text, tables)])
+    return page, lambda width: "\n\n".join([wrapped(seen, width), *(_text(counted, width) for counted in tables)])
 
 
 def measure(worlds: Sequence[World], eps: float) -> Curves:
@@ -250,19 +252,5 @@ def _both(words: Any) -> str:
     return " and ".join(words)
 
 
-def _text(counted: Counted) -> str:
-    from io import StringIO
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as Lines
-
-    out = StringIO()
-    head, title = counted.table.head, counted.title
-    lines = Lines(*head, box=SIMPLE_HEAD, padding=0, show_edge=False, title=title, title_justify="left")
-    for column in lines.columns[1:]:
-        column.justify = "right"
-    for row in counted.table.rows:
-        lines.add_row(*row)
-    Console(file=out, width=100, color_system=None).print(lines)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+def _text(counted: Counted, width: int | None) -> str:
+    return f"{wrapped(counted.title, width)}\n{columns(counted.table.head, counted.table.rows, 1, width)}"

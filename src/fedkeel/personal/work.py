@@ -21,6 +21,7 @@ from fedkeel.engines.site import as_batch
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.metrics.accuracy import TestSets
+from fedkeel.metrics.calibration import own_temperature
 from fedkeel.models.prepare import prepare
 from fedkeel.personal.strategy import Strategy
 from fedkeel.rows.inputs import Inputs
@@ -137,10 +138,19 @@ class Work:
             "name": self.sites.names[client],
             "rows": len(rows),
             "on": self.on_test_sets(mine),
+            "temperature": self.temperature(client, mine),
             "distortion": distortion if isfinite(distortion) else None,
             "seconds": seconds,
             "flops": flops,
         }
+
+    def temperature(self, client: int, mine: Tree) -> float | None:
+        """Of the scores of a client's own model, from the rows that it holds back; None without any."""
+        rows, labels = self.sites.site(client).rows("validation")
+        if not len(labels):
+            return None
+        with torch.inference_mode():
+            return own_temperature(self.strategy, self.strategy.predict(self.state, mine, rows.read()), labels)
 
     def features(self, mine: Tree, rows: Tensor) -> Tensor:
         return self.strategy.encoded({**self.state.down, **mine}, self.sites.x.pick(rows).read())

@@ -95,7 +95,7 @@ def _ranked(title: str, served: Sequence[Served], models: Sequence[str], look: L
         if zero_shot is not None:
             axes.plot(places, zero_shot, color=INK, linestyle=ZERO_SHOT_LINE, label="zero-shot, all test rows")
         for one, model, curve in lines:
-            axes.plot(places, curve, color=look.colour(one.group), linestyle=DASHED if model != models[0] else "-",
+            axes.plot(places, curve, color=look.colour(one.group), linestyle=_line(one, model, models, look),
                       marker=look.marker(one.group.method), markersize=4.5, linewidth=1.7,
                       label=_name(one, model, len(served), len(models)))  # fmt: skip
         every = max(1, len(rows) // 7)
@@ -112,6 +112,11 @@ def _ranked(title: str, served: Sequence[Served], models: Sequence[str], look: L
     note += f" Each point: mean of about {classes / len(rows):.0f} classes." if len(rows) < classes else ""
     note += " Mean over the seeds." if any(len(one.seeds) > 1 for one in served) else ""
     return Picture(title, canvas.draw(title, HEIGHT, paint), note)
+
+
+def _line(one: Served, line: str, lines: Sequence[str], look: Look) -> Any:
+    """Dashed for the second of two kinds of lines; where there is one kind, each method has its own."""
+    return look.own_line(one.group.method) if len(lines) == 1 else "-" if line == lines[0] else DASHED
 
 
 def _name(one: Served, line: str, methods: int, lines: int) -> str:
@@ -232,8 +237,8 @@ def _over_rounds(
         for one, name, curve in curves:
             measured = next(balance.moments for balance in one.seeds if balance.moments)
             x = [moment.round for moment in measured][: curve.shape[1]]
-            colour, dashed = look.colour(one.group), name != next(iter(lines))
-            axes.plot(x, _mean_of_known(curve), color=colour, linestyle=DASHED if dashed else "-",
+            colour = look.colour(one.group)
+            axes.plot(x, _mean_of_known(curve), color=colour, linestyle=_line(one, name, list(lines), look),
                       marker=look.marker(one.group.method), markersize=4.5, markevery=max(1, len(x) // 12),
                       label=_name(one, name, len(served), len(lines)))  # fmt: skip
             if len(curve) > 1:

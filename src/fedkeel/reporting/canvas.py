@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from fedkeel.core.wrap import folded
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -19,10 +21,14 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours without black and yellow: told apart by every kind of colour vision, and seen on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ((5, 2), (7, 2, 1.5, 2), (3, 1.5), (9, 3), (4, 1.5, 1, 1.5, 1, 1.5))
+LINES: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES))
+HATCHES = ("", "///", "...", "xxx", "---", "ooo")
 INK, MUTED, FAINT = "#24292f", "#6a737d", "#e7e9ec"
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 # 6.6 inches are 475 units of the SVG: text of 13 units is still read on a phone, where a figure is 350 pixels wide.
 WIDTH, HEIGHT, LEGEND_LINE = 6.6, 3.9, 0.28
+LONGEST_NAME = 260
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedkeel",
@@ -51,7 +57,8 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 13,
     "legend.borderpad": 0.7,
-    "legend.handlelength": 2.4,
+    "legend.handlelength": 3.2,
+    "hatch.color": "white",
 }
 
 
@@ -84,16 +91,36 @@ def draw(name: str, height: float, paint: Callable[[Axes], None]) -> str:
     return _inline(buffer.getvalue(), name)
 
 
+def colour(k: int) -> str:
+    """Of the k-th of things that are drawn together: its marker, line or hatch then tells it from the 41 before it."""
+    return COLOURS[k % len(COLOURS)]
+
+
+def marker(k: int) -> str:
+    """Neighbours differ in it too, for eyes and paper without colours."""
+    return MARKERS[(k % len(COLOURS) + k // len(COLOURS)) % len(MARKERS)]
+
+
+def line(k: int) -> Any:
+    return LINES[k // len(COLOURS) % len(LINES)]
+
+
+def hatch(k: int) -> str:
+    return HATCHES[k // len(COLOURS) % len(HATCHES)]
+
+
 def legend(axes: Axes, wanted: bool) -> None:
-    """A legend above the axes, where it can cover nothing."""
-    handles, labels = axes.get_legend_handles_labels()
+    """A legend above the axes, where it can cover nothing; long names take several lines, none is cut."""
+    handles, names = axes.get_legend_handles_labels()
     if wanted:
-        columns = 1 if max(map(len, labels)) > 25 else 2 if max(map(len, labels)) > 14 else 3
+        longest = max(map(len, names))
+        columns, room = (3, 12) if longest <= 12 else (2, 24) if longest <= 24 or len(names) > 6 else (1, 52)
+        labels = ["\n".join(folded(short(name, LONGEST_NAME), room)) for name in names]
+        rows = -(-len(labels) // columns)
+        high = [max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows)]
         figure = figure_of(axes)
-        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * -(-len(labels) // columns))
-        figure.legend(
-            handles, [short(label, 52) for label in labels], loc="outside upper left", ncols=columns, columnspacing=1.4
-        )
+        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * sum(high))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4)
 
 
 def figure_of(axes: Axes) -> Figure:

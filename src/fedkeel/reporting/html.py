@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
+from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting.commentary import SILENCE, Commentary
 from fedkeel.reporting.render import render
 from fedkeel.reporting.story import count, listed, sources, tell
 from fedkeel.runs.events import Record
 
+MOST_NAMED = 4
+"""More methods than this make a title too long."""
 POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
@@ -25,6 +26,19 @@ class Part:
 
     title: str
     records: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page of several parts says of itself."""
+
+    title: str
+    lead: str
+    notes: Sequence[str]
+    command: str
+    """makes it again"""
+    changed: str = ""
+    """settings that are not those which title, lead and notes speak of"""
 
 
 def build(records: Sequence[Record], out: Path, title: str | None = None, commentary: Commentary = SILENCE) -> Path:
@@ -38,38 +52,28 @@ def build(records: Sequence[Record], out: Path, title: str | None = None, commen
 
 
 def write(text: str, out: Path) -> Path:
-    partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, out)
+        write_atomically(out, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise FedkeelError(f"the report cannot be written to {out}: {error.strerror}; choose another place") from None
     return out
 
 
 def page(records: Sequence[Record], title: str | None = None, commentary: Commentary = SILENCE) -> str:
     """The report as text; the same records give the same text."""
-    title = title or f"{listed(dict.fromkeys(r.method for r in records))} on {listed(sources(records))}"
+    methods = dict.fromkeys(record.method for record in records)
+    named = listed(methods) if len(methods) <= MOST_NAMED else count(len(methods), "method")
+    title = title or f"{named} on {listed(sources(records))}"
     return render("page.html", policy=POLICY, title=title, story=tell(records, commentary, alone=True))
 
 
-def book(
-    title: str,
-    about: str,
-    command: str,
-    notes: Sequence[str],
-    opening: str,
-    parts: Sequence[Part],
-    commentary: Commentary = SILENCE,
-) -> str:
-    """A page of several parts, each like a report of its own, after an opening; ``command`` makes it again.
+def book(about: About, opening: str, parts: Sequence[Part], commentary: Commentary = SILENCE) -> str:
+    """A page of several parts, each like a report of its own, after an opening.
 
     The opening is text, or markup that a template made.
     """
     told = [(part.title, tell(part.records, commentary)) for part in parts]
     shown = [{"title": name, "story": story, "runs": count(len(story.configurations), "run")} for name, story in told]
-    values = {"about": about, "command": command, "notes": notes, "opening": opening, "parts": shown}
-    return render("book.html", policy=POLICY, title=title, **values)
+    title = f"{about.title} (changed)" if about.changed else about.title
+    return render("book.html", policy=POLICY, title=title, about=about, opening=opening, parts=shown)

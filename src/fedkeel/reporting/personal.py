@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 
+from fedkeel.core.wrap import wrapped
 from fedkeel.reporting import personal_plots as draw
 from fedkeel.reporting import sweeps
 from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.columns import columns
 from fedkeel.reporting.commentary import Commentary
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
@@ -47,8 +48,8 @@ class PersonalSection:
     """what the test set of a client is"""
     tabulated: Table
     seeds: int
-    waiting: int
-    """how many attempts have not ended"""
+    waiting: Sequence[str]
+    """attempts that have not ended"""
     remarks: Sequence[str]
     figures: Sequence[Sequence[Picture]]
     mapped: bool
@@ -84,32 +85,21 @@ def section(found: Sequence[Group], commentary: Commentary) -> PersonalSection |
     )
 
 
-def as_text(records: Sequence[Record]) -> str:
-    """The tabulated numbers of some personal models as plain text, at most 80 columns wide."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def as_text(records: Sequence[Record], width: int | None = None) -> str:
+    """The tabulated numbers of some personal models as plain text, in whole lines or so many columns wide."""
     found = [(label(record), Personal.of(record)) for record in records if record.personal]
     before = next((personal.unchanged for _, personal in found if personal.unchanged), None)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("Accuracy, %", overflow="fold")
-    for head in ("Local", "Global", "Worst", "C-Std", "Average"):
-        table.add_column(head, justify="right", no_wrap=True)
+    rows = []
     for name, personal in ([(BEFORE, before)] if before else []) + found:
         numbers = [mean_and_deviation([getattr(personal, metric)]) for metric in TABULATED]
-        table.add_row(*map(Text, [name, *(format_spread(*number, digits=2) for number in numbers)]))
-    out = StringIO()
-    console = Console(file=out, width=80, color_system=None)
-    console.print(table)
+        rows.append([name, *(format_spread(*number, digits=2) for number in numbers)])
     basis = " / ".join(dict.fromkeys(personal.basis for _, personal in found))
-    console.print(
+    note = (
         f"Personal models, mean over clients. Local: on the own test set ({basis}). Global: on all clients' test sets. "
-        "Worst: on the worst of the others'. C-Std: over all test sets. Average: of Local, Global, Worst.",
-        highlight=False,
+        "Worst: on the worst of the others'. C-Std: over all test sets. Average: of Local, Global, Worst."
     )
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+    head = ["Accuracy, %", "Local", "Global", "Worst", "C-Std", "Average"]
+    return f"{columns(head, rows, 1, width)}\n{wrapped(note, width)}"
 
 
 def _pictures(made: Sequence[Way], where: str, mapped: bool) -> list[Picture]:

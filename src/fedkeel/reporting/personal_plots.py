@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeel.reporting import canvas
-from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.canvas import FAINT, HEIGHT, INK, MUTED, Picture
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.personalised import Way
 
@@ -114,11 +114,7 @@ def distortion(ways: Sequence[Way], where: str) -> Picture | None:
 
 def shade(keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for each key."""
-    different = dict.fromkeys(keys)
-    return {
-        key: (COLOURS[k % len(COLOURS)], MARKERS[(k // len(COLOURS) + k) % len(MARKERS)])
-        for k, key in enumerate(different)
-    }
+    return {key: (canvas.colour(k), canvas.marker(k)) for k, key in enumerate(dict.fromkeys(keys))}
 
 
 def _dots(

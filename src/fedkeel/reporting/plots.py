@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeel.metrics.convergence import retained
 from fedkeel.reporting import canvas
-from fedkeel.reporting.canvas import COLOURS, FAINT, HEIGHT, INK, MARKERS, MUTED, Picture
+from fedkeel.reporting.canvas import FAINT, HEIGHT, INK, LINES, MUTED, Picture
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.tables import format_bytes
 from fedkeel.runs.events import Record
@@ -19,38 +19,48 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 IID_LINE: Any = (0, (1, 1.6))
-DASHES = ((5, 2), (7, 2, 1.5, 2), (3, 1.5), (9, 3), (4, 1.5, 1, 1.5, 1, 1.5))
-LINES: tuple[Any, ...] = ("-", *((0, dash) for dash in DASHES))
 MOST_CLASSES, MOST_CLIENTS = 30, 300
+MOST_LINES = 6
+"""More lines than this are too many for one figure: then each split has curves of its own."""
 Values = Callable[[Record, Record | None], list[float]]
 
 
 @dataclass(frozen=True)
 class Look:
-    """A colour for each method and a line for each partition, the same in every figure of a page.
+    """A colour and a marker for each method and a line for each partition, the same in every figure of a page.
 
-    On a page of one method the colours go to the partitions, which lines alone would hardly tell apart.
+    On a page of one method the colours go to the partitions, which lines alone would hardly tell apart. Where each
+    split has figures of its own, lines go to the methods, of which there may be more than colours.
     """
 
     methods: tuple[str, ...]
     partitions: tuple[str, ...]
     """all but IID, which is the reference and has a dotted line of its own"""
+    apart: bool = False
+    """whether each split has figures of its own"""
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Look:
         methods = dict.fromkeys(group.method for group in groups)
-        return cls(tuple(methods), tuple(dict.fromkeys(group.partition for group in groups if not group.is_iid)))
+        partitions = dict.fromkeys(group.partition for group in groups if not group.is_iid)
+        return cls(tuple(methods), tuple(partitions), len(groups) > MOST_LINES)
 
     def colour(self, group: Group) -> str:
         if len(self.methods) > 1 or not self.partitions:
-            return COLOURS[self.methods.index(group.method) % len(COLOURS)]
-        return MUTED if group.is_iid else COLOURS[self.partitions.index(group.partition) % len(COLOURS)]
+            return canvas.colour(self.methods.index(group.method))
+        return MUTED if group.is_iid else canvas.colour(self.partitions.index(group.partition))
 
     def marker(self, method: str) -> str:
-        return MARKERS[self.methods.index(method) // len(COLOURS) % len(MARKERS)]
+        return canvas.marker(self.methods.index(method))
 
     def line(self, group: Group) -> Any:
+        if self.apart:
+            return self.own_line(group.method)
         return IID_LINE if group.is_iid else LINES[self.partitions.index(group.partition) % len(LINES)]
+
+    def own_line(self, method: str) -> Any:
+        """In a figure of one split."""
+        return canvas.line(self.methods.index(method))
 
 
 def accuracy_curves(groups: Sequence[Group], look: Look, among: Sequence[Group]) -> Picture:
@@ -148,10 +158,11 @@ def client_accuracy(groups: Sequence[Group], look: Look) -> Picture | None:
         for group, values in zip(groups, clients, strict=True):
             share = 100 * (np.arange(len(values)) + 0.5) / len(values)
             marks: dict[str, Any] = {"marker": look.marker(group.method), "markevery": max(1, len(values) // 40)}
-            colour = look.colour(group)
-            axes.plot(share, values, markersize=4.5, linewidth=1.4, color=colour, label=group.method, **marks)
+            shape = {"color": look.colour(group), "linestyle": look.own_line(group.method), **marks}
+            axes.plot(share, values, markersize=4.5, linewidth=1.4, label=group.method, **shape)
             if len(own := np.sort(group.per_client("personal"))):
-                axes.plot(share, own, linestyle=":", linewidth=1.8, color=colour, label=f"{group.method}, own models")
+                shape |= {"linestyle": ":", "markerfacecolor": "white", "label": f"{group.method}, own models"}
+                axes.plot(share, own, markersize=4.5, linewidth=1.8, **shape)
         axes.set_xlim(0, 100)
         axes.set_ylim(-3, 103)
         axes.grid(axis="y")
@@ -259,7 +270,9 @@ def _curve_legend(axes: Axes, look: Look, groups: Sequence[Group]) -> None:
     partitions = {group.partition: group for group in groups}
     if len(methods) > 1:
         for method, group in methods.items():
-            axes.plot([], [], color=look.colour(group), marker=look.marker(method), markersize=4.5, label=method)
+            line = look.line(group) if look.apart else "-"
+            mark: dict[str, Any] = {"marker": look.marker(method), "markersize": 4.5}
+            axes.plot([], [], color=look.colour(group), linestyle=line, label=method, **mark)
     if len(partitions) > 1:
         for partition, group in partitions.items():
             colour = MUTED if len(methods) > 1 else look.colour(group)

@@ -10,7 +10,7 @@ import tomli_w
 
 from fedkeel.data.ownership import IID
 from fedkeel.metrics.features import common_mean
-from fedkeel.reporting import balance, diagnostics, personal, plots
+from fedkeel.reporting import balance, diagnostics, personal, plots, trust
 from fedkeel.reporting.balance import BalanceSection
 from fedkeel.reporting.canvas import Picture
 from fedkeel.reporting.commentary import Commentary
@@ -20,8 +20,6 @@ from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import Table, cost_table, format_bytes, results_table, summary_rows
 from fedkeel.runs.events import Record
 
-MOST_LINES = 6
-"""More lines than this are too many for one figure: then each split has curves of its own."""
 MOST_REFUSED = 100
 
 
@@ -76,10 +74,15 @@ class Story:
     bands: str
     """what the bands in those figures are"""
     geometry: Table | None
+    trust: Table | None
+    uncalibrated: bool
+    """whether some model's scores have no temperature"""
     cost: Table
     refused: Table | None
     refusals: int
     """how many there were; the table has the first"""
+    lost: int
+    """exchanges in which nobody's update was accepted"""
     configurations: Sequence[Configuration]
 
 
@@ -96,16 +99,19 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
         results=results_table(rows),
         results_note=_results_note(rows, records),
         command=_how_to_get_r(found) if alone else "",
-        rounds=_curves(found, found, look) if len(found) <= MOST_LINES else [],
+        rounds=[] if look.apart else _curves(found, found, look),
         splits=[_split(name, found, look) for name in dict.fromkeys(group.partition for group in found)],
         balance=balance.section(found, look, commentary),
         personal=personal.section(found, commentary),
         drift=drift(found, look),
         bands=plots.band_note(found),
         geometry=diagnostics.geometry_table(found),
+        trust=trust.trust_table(found),
+        uncalibrated=trust.uncalibrated(found),
         cost=cost_table(rows),
         refused=Table(["Run", "Round", "Client", "Reason"], refusals[:MOST_REFUSED], words=4) if refusals else None,
         refusals=len(refusals),
+        lost=sum(len(run.lost) for group in found for run in group.runs),
         configurations=[_configuration(group, run) for group in found for run in group.runs],
     )
 
@@ -221,7 +227,7 @@ def _curves(part: Sequence[Group], found: Sequence[Group], look: Look) -> list[P
 def _split(name: str, found: Sequence[Group], look: Look) -> Split:
     mine = [group for group in found if group.partition == name]
     pictures: list[Picture | None] = []
-    if len(found) > MOST_LINES:
+    if look.apart:
         pictures += _curves(mine, found, look)
     for classes in dict.fromkeys(tuple(group.runs[0].start["data"]["classes"]) for group in mine):
         alike = [group for group in mine if tuple(group.runs[0].start["data"]["classes"]) == classes]
@@ -236,7 +242,7 @@ def _split(name: str, found: Sequence[Group], look: Look) -> Split:
 def drift(found: Sequence[Group], look: Look) -> list[list[Picture]]:
     """How clients pull apart, where runs have measured it."""
     parts = [found]
-    if len(found) > MOST_LINES:
+    if look.apart:
         names = dict.fromkeys(group.partition for group in found)
         parts = [[group for group in found if group.partition == name] for name in names]
     return [pictures for part in parts if (pictures := diagnostics.drift_curves(part, found, look))]
@@ -247,7 +253,7 @@ def _refusals(found: Sequence[Group]) -> list[list[str]]:
         [run.folder.name, str(event["round"]), refusal["client"], refusal["reason"]]
         for group in found
         for run in group.runs
-        for event in run.exchanges
+        for event in run.traffic
         for refusal in event["refused"]
     ]
 

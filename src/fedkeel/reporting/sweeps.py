@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeel.reporting import canvas
-from fedkeel.reporting.canvas import COLOURS, HEIGHT, INK, MUTED, Picture
+from fedkeel.reporting.canvas import HEIGHT, INK, MUTED, Picture
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.personal_plots import shade
 from fedkeel.reporting.personalised import Way, mean_and_deviation
@@ -115,7 +115,7 @@ def flooding(ways: Sequence[Way], where: str) -> Picture | None:
             numbers = [found[level].mean("global_incl") if level in found else (None, None) for level in levels]
             at = np.arange(len(levels)) + (number - (len(flooded) - 1) / 2) * wide
             means, errors = ([np.nan if n is None else n for n in column] for column in zip(*numbers, strict=True))
-            axes.bar(at, means, 0.94 * wide, color=COLOURS[number % len(COLOURS)], label=label)
+            axes.bar(at, means, 0.94 * wide, color=canvas.colour(number), hatch=canvas.hatch(number), label=label)
             axes.errorbar(at, means, yerr=np.nan_to_num(errors), fmt="none", ecolor=INK, elinewidth=1)
             for place, mean in zip(at, means, strict=True):
                 if not np.isnan(mean):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedkeel.core.wrap import wrapped
 from fedkeel.metrics.convergence import acc95_round, retained
+from fedkeel.reporting.columns import columns
 from fedkeel.reporting.grouping import groups
 from fedkeel.runs.events import Record
-
-if TYPE_CHECKING:
-    from rich import table as rich_table
 
 NOTHING = "–"
 MEASURES = (
@@ -55,8 +52,9 @@ def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
     Costs up to Acc@95 follow OvA-LP Tables 3 and 5: clients work in parallel, so a round lasts one client's mean
     work plus the server's.
     """
-    curve, exchanges = record.accuracy_curve, record.exchanges
-    training = [event for event in exchanges if event["round"] >= 1]
+    curve, exchanges = record.accuracy_curve, record.traffic
+    last = record.start["config"]["method"].get("rounds", len(curve))  # what comes later belongs to no round
+    training = [event for event in exchanges if 1 <= event["round"] <= last]
     rounds = max(1, len({event["round"] for event in training}))
     # Acc@95 is relative to the final accuracy, which an unfinished run does not have yet.
     acc95 = acc95_round(curve) if record.end else None
@@ -131,39 +129,20 @@ def format_spread(mean: float | None, std: float | None, digits: int) -> str:
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
 
 
-def summary_table(rows: Sequence[Mapping[str, Any]]) -> rich_table.Table:
-    """The rows of ``summary_rows`` as a table for a terminal of 80 columns; what no row has gets no column."""
-    from rich import table as rich_table
-    from rich.box import SIMPLE_HEAD
-    from rich.text import Text
-
-    table = rich_table.Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("Method", overflow="fold")
-    table.add_column("Split", overflow="fold")
+def as_text(records: Sequence[Record], width: int | None = None) -> str:
+    """The summary of some runs as plain text, in whole lines or so many columns wide; what none has gets no column."""
+    rows = summary_rows(records)
     personal = ["Personal %"] if _has_personal(rows) else []
     numbers = [_summary_numbers(row, bool(personal)) for row in rows]
-    heads = ["Accuracy %", *personal, "R(final) %", "Acc@95", "Up", "Down", "Time"]
-    known = [k for k in range(len(heads)) if any(line[k] != NOTHING for line in numbers)]
-    for k in known:
-        table.add_column(heads[k], justify="right", no_wrap=True)
-    for_method = 18 if len(known) < len(heads) else 11
-    for_split = 20 if all(row["accuracy_std"] is None for row in rows) else 10  # without ± there is more room
-    for row, line in zip(rows, numbers, strict=True):
-        # Text is never read as markup.
-        names = [_narrow(row["method"], for_method), _narrow(row["partition"], for_split)]
-        table.add_row(*map(Text, [*names, *(line[k] for k in known)]))
-    if not all(row["finished"] for row in rows):
-        table.caption = "* not finished: the numbers are those of the last completed round"
-    return table
-
-
-def as_text(records: Sequence[Record]) -> str:
-    """The summary of some runs as plain text, at most 80 columns wide."""
-    from rich.console import Console
-
-    out = StringIO()
-    Console(file=out, width=80, color_system=None).print(summary_table(summary_rows(records)))
-    return out.getvalue().rstrip()
+    head = ["Accuracy %", *personal, "R(final) %", "Acc@95", "Up", "Down", "Time"]
+    known = [k for k in range(len(head)) if any(line[k] != NOTHING for line in numbers)]
+    cells = [
+        [row["method"], row["partition"], *(line[k] for k in known)] for row, line in zip(rows, numbers, strict=True)
+    ]
+    text = columns(["Method", "Split", *(head[k] for k in known)], cells, 2, width, spare=3)
+    if all(row["finished"] for row in rows):
+        return text
+    return f"{text}\n{wrapped('* not finished: the numbers are those of the last completed round', width)}"
 
 
 def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -198,11 +177,6 @@ def cost_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     return Table(head, cells)
-
-
-def _narrow(label: str, width: int) -> str:
-    """Lines that break at hyphens and equals signs too, where Rich breaks at blanks only."""
-    return "\n".join(textwrap.wrap(label.replace("=", "= "), width)).replace("= ", "=")
 
 
 def _has_personal(rows: Sequence[Mapping[str, Any]]) -> bool:

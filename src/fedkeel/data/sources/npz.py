@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import lzma
+import math
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.errors import FedkeelError, shortened, unknown
+from fedkeel.core.memory import available
 from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
 from fedkeel.data.sources.base import Source, register
@@ -18,6 +22,8 @@ from fedkeel.data.sources.base import Source, register
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""
 ENCODER: dict[Kind, str] = {"features": "none", "images": "efficientnet-lite0", "texts": "minilm"}
+BOMB_SIZE, BOMB_FACTOR = 1 << 30, 100
+"""Above both, an array that was compressed is taken for a mistake or worse."""
 NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
 
 
@@ -82,29 +88,92 @@ class Npz(Source):
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused."""
-    name = ""
-    arrays = {}
+    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused.
+
+    What they take is known, and that it is there, before any of them is read.
+    """
     try:
-        opened = np.load(path, allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
-        with opened:
-            for name in opened.files:
-                if name not in NPZ_ARRAYS:
-                    raise unknown(f"array in {path}:", name, NPZ_ARRAYS)
-                arrays[name] = opened[name]
+        with zipfile.ZipFile(path) as archive:
+            members = _members(path, archive)
+            for name, member in members.items():
+                _must_be_true(path, name, archive, member)
+            _must_fit(path, list(members.values()))
+            arrays = {}
+            for name, member in members.items():
+                with archive.open(member) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                _must_be_letters(path, name, arrays[name])
+            return arrays
     except OSError as error:
         raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" not in str(error):
-            raise FedkeelError(f"{path} is damaged: {error}") from None
-        if name:
-            what = f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)"
-        else:
-            what = f"{path} is not an .npz file: expected one written by numpy.savez"
-        raise FedkeelError(what) from None
-    return arrays
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise _no_npz(path) or FedkeelError(f"{path} is damaged: {error}") from None
+    except (RuntimeError, NotImplementedError) as error:  # with a password, or packed in a way of its own
+        raise FedkeelError(f"{path} cannot be read ({error}): save it with numpy.savez") from None
+
+
+def _no_npz(path: Path) -> FedkeelError | None:
+    """What to say of a file that is something else."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start == b"\x93NUMPY":
+        return FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
+    if not start.startswith(b"PK"):
+        return FedkeelError(f"{path} is not an .npz file: expected one written by numpy.savez")
+    return None
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        if name not in NPZ_ARRAYS:
+            raise unknown(f"array in {path}:", shortened(name), NPZ_ARRAYS)
+        if name in found:
+            raise FedkeelError(f"{path} holds the array {name} twice: save it again with numpy.savez")
+        found[name] = member
+    return found
+
+
+def _must_be_true(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """What an array says of its shape must be what there is of it; numpy would make room for what it says."""
+    with archive.open(member) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            if min(shape, default=0) < 0 or not dtype.itemsize:
+                raise ValueError(f"{dtype} {shape}")
+        except (zipfile.BadZipFile, zlib.error, OSError):
+            raise
+        except Exception as error:  # numpy reads it with Python's own parser
+            reason = shortened(" ".join(str(error).split()))
+            raise FedkeelError(f"{path} is damaged: array {name} has no sound header ({reason})") from None
+        data = member.file_size - file.tell()
+    if dtype.hasobject:
+        raise FedkeelError(f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)")
+    if math.prod(shape) * dtype.itemsize != data:
+        raise FedkeelError(
+            f"{path} is damaged: array {name} says that it is {dtype} {shortened(str(shape))}, which is "
+            f"{math.prod(shape) * dtype.itemsize:,} bytes, but {data:,} are there; save it again with numpy.savez"
+        )
+
+
+def _must_fit(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    expanded, packed = (sum(getattr(member, key) for member in members) for key in ("file_size", "compress_size"))
+    if packed > path.stat().st_size:
+        raise FedkeelError(f"{path} is damaged: it says that it holds {packed:,} bytes, more than it has")
+    if expanded > (left := available()):
+        raise FedkeelError(
+            f"{path} expands to {expanded / 2**30:.1f} GB, but {left / 2**30:.1f} GB of memory are free: use a machine "
+            "or a limit with more, or save fewer rows, or float16 instead of float32"
+        )
+    if expanded > BOMB_SIZE and expanded > BOMB_FACTOR * packed:
+        raise FedkeelError(
+            f"{path} expands from {packed / 2**20:.1f} MB to {expanded / 2**30:.1f} GB, {expanded // max(packed, 1):,} "
+            "times as much, as files do that are made to fill a memory: if it is meant so, save it with numpy.savez "
+            "instead of savez_compressed"
+        )
 
 
 def npz_rows(path: Path | str, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, Any]:
@@ -145,6 +214,14 @@ def npz_rows(path: Path | str, name: str, rows: np.ndarray, client: np.ndarray |
     )
 
 
+def _must_be_letters(path: Path, name: str, array: np.ndarray) -> None:
+    """Make sure that what is said to be text is: a damaged file may hold numbers that stand for no letter."""
+    if array.dtype.kind == "U" and array.dtype.itemsize and array.size:
+        codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+        if ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+            raise FedkeelError(f"{path} array {name} holds strings that are no text: it is damaged; save it again")
+
+
 def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
     parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
@@ -152,6 +229,9 @@ def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.n
         raise FedkeelError(
             f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
         )
+    for part in parts:
+        if part.dtype.kind not in "biuU":  # told before they are put together, which not all kinds can be
+            raise FedkeelError(f"{path} array y: labels are {part.dtype}; expected whole numbers or strings")
     together = np.concatenate(parts)
     labels, present = index_labels(together, f"{path} array y")
     if "class_names" not in arrays:

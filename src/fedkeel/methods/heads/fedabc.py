@@ -55,6 +55,3 @@ class FedABC(LinearProbe):
         p = (sign * logits).sigmoid()
         slope = (1 - p) ** self.gamma * (self.gamma * p * torch.nn.functional.logsigmoid(sign * logits) - (1 - p))
         return sign * slope * self.keep(positive, batch, visit)
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()

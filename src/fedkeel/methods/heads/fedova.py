@@ -54,6 +54,3 @@ class FedOVA(LinearProbe):
         divisor = torch.where(share > 0, share, 1.0)
         moved = {name: update.mean[name] / per_class(divisor, value) for name, value in state.shared.items()}
         return replace(state, shared=added(state.shared, moved), server={OWNED: share})
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()

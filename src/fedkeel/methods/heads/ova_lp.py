@@ -131,6 +131,3 @@ class OvaLP(LinearProbe):
 
     def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_residual(self.shifted(logits), batch.y, self.keep(logits, batch, visit))
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return self.shifted(logits).sigmoid()
