@@ -93,7 +93,7 @@ def examine(target: Target, data: bytes) -> bool:
 
 
 def hunt(target: Target, examples: int, number: int) -> Hunt:
-    """Try so many examples, drawn by hypothesis: the same for the same number. A finding is made as small as it gets."""
+    """Try so many examples, drawn by hypothesis: the same for the same number. A finding is made small."""
     seen = Hunt()
 
     @seed(number)
