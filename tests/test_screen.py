@@ -186,3 +186,16 @@ def test_notices_are_told_as_they_are(where: io.StringIO) -> None:
     assert "client [/foo] :smile:" in told
     lines = [line.rstrip("\r") for line in told.splitlines() if "word" in line]
     assert (len(lines) == 1) == (not where.isatty())
+
+
+def test_the_bar_names_the_cell_that_runs_however_long_its_name_is() -> None:
+    screen = Terminal()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    with watched(console, "comparing") as watch:
+        watch.notice("1/2 short")
+        watch.round(1, 2, 0.5)
+        watch.notice("2/2 " + "a-long-name-" * 12)
+        watch.round(1, 2, 0.25)
+    last = [line for line in re.split(r"[\r\n]", screen.getvalue()) if "25.00%" in line][-1]
+    assert "2/2 a-long-name-" in last
+    assert len(re.sub(r"\x1b\[[0-9?;]*[a-zA-Z]", "", last)) <= 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,10 @@ QUIET_SECONDS = 2.0
 WHOLE = 100_000
 """Columns of a file, in which no line has to end."""
 LONGEST_HEADING = 80
-"""A longer notice is something to know, not the name of what runs now."""
+"""A longer notice is something to know, not the name of what runs now; unless it is that of a cell."""
+CELL = re.compile(r"\d+/\d+ ")
+BAR_AND_COUNT = 50
+"""Columns that a heading leaves to the rest of its line."""
 
 
 @contextmanager
@@ -47,8 +51,9 @@ def _bars(progress: Progress, title: str) -> Watch:
         progress.update(tasks[kind], completed=done, total=total, description=text)
 
     def notice(text: str) -> None:
-        if len(text) <= LONGEST_HEADING:
-            heading[0] = text
+        if len(text) <= LONGEST_HEADING or CELL.match(text):
+            room = max(12, progress.console.width - BAR_AND_COUNT)
+            heading[0] = text if len(text) <= room else f"{text[: room - 1]}…"
         _print(progress.console, text, style="dim")
 
     return Watch(
