@@ -1,12 +1,15 @@
 # make demo   the main job, on data that comes with the package
 # make check  the fast half of make test: style, types and the tests that take no whole runs
 # make test   style, types and all tests
+# make fuzz   ten minutes of damaged and malicious input to everything that reads any; make test has a short one
 # make bench  speed against a plain PyTorch loop (minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+PIP_QUIETLY := -qq --disable-pip-version-check
+PIP := $(BIN)/pip install $(PIP_QUIETLY)
 
-.PHONY: demo style check test bench install clean
+.PHONY: demo style check test fuzz bench install clean
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo runs/demo-own
@@ -25,20 +28,28 @@ check: style
 test: style
 	$(BIN)/pytest -n 2 --dist worksteal
 
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --minutes 10
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.dual
 
 install: $(INSTALLED)
 
-# torch brings its own dependencies, which differ by platform; everything else is locked to the last package.
+# Nothing is installed whose hash is not in the lock. Asked for a hash, pip prefers the public torch to a CPU build that it
+# finds beside; so torch is fetched first, then installed by its hash. What it lacks on this platform comes last.
 $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing into .venv (once, a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedkeel needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq --disable-pip-version-check -c requirements.lock "$$(grep '^torch==' requirements.lock)"
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps -r requirements.lock
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@sed -n '/^torch==/,/[^\\]$$/p' requirements.lock > .venv/torch.lock
+	@$(BIN)/pip download $(PIP_QUIETLY) --no-deps --only-binary :all: -d .venv/torch "$$(grep -o '^torch==[^ ]*' .venv/torch.lock)"
+	@$(PIP) --no-deps --require-hashes --no-index --find-links .venv/torch -r .venv/torch.lock
+	@rm -r .venv/torch
+	@$(PIP) --no-deps --require-hashes -r requirements.lock
+	@$(PIP) "$$(grep -o '^torch==[^ ]*' .venv/torch.lock)"
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 clean:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,15 +73,36 @@ def test_run_prints_a_table_and_where_the_report_is(tmp_path: Path) -> None:
 
 
 def test_refused_updates_are_told(tmp_path: Path) -> None:
-    """A learning rate that makes every update overflow: nothing is accepted, the model stays at zero."""
-    done = fedkeel("run", *FAST, "method.optimizer=sgd", "method.lr=1e30", "--out", "run", "--json", cwd=tmp_path)
+    """A client whose numbers are so large that its updates overflow: the others go on without it."""
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype("float32"), np.arange(60) % 3
+    x[:20] *= 1e30
+    np.savez(tmp_path / "odd.npz", x=x, y=y, client=np.array(["huge", "oslo", "rome"])[np.arange(60) // 20])
+    settings = ("data.source=npz:odd.npz", "data.features=raw", "partition.kind=column", "method.optimizer=sgd")
+    done = within("run", "--set", *settings, "method.rounds=2", "--out", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["refused"] > 0
-    assert f"note: {summary['refused']} updates were refused in run" in done.stderr
+    assert (summary["refused"], summary["lost"]) == (2, 0)
+    assert "note: 2 updates were refused in run" in done.stderr
     page = (tmp_path / "run/report.html").read_text()
-    assert "client-0" in page
-    assert "norm" in page or "holds" in page
+    assert "huge" in page
+    assert "exchange was lost" not in page
+
+
+def test_a_run_in_which_no_update_is_accepted_is_no_run(tmp_path: Path) -> None:
+    """A learning rate that makes every update overflow: it stops in one line, and no model of zeros is left."""
+    words = ("run", *FAST, "method.optimizer=sgd", "method.lr=1e30")
+    done = within(*words, "--out", "run", cwd=tmp_path)
+    says(done, "run: round 1, phase 'stage-1', was lost 3 times in a row", "none of 6 updates was accepted (client")
+    assert done.stderr.count("is lost") == 3, "told each time"
+    assert not (tmp_path / "run/model.safetensors").exists()
+    assert not (tmp_path / "run/summary.json").exists()
+    again = within("run", "--out", "run", "--resume", "--set", "run.lost=1", cwd=tmp_path)
+    says(again, "was lost 1 times in a row (run.lost)", "fedkeel run --out run --resume")
+    page = within("report", "run", "--out", "page.html", cwd=tmp_path)
+    assert page.returncode == 0, page.stderr
+    text = (tmp_path / "page.html").read_text()
+    assert "the exchange was lost, changed nothing and was tried again: 3 times" in text
+    assert text.count("client-0") >= 3
 
 
 def test_compare(tmp_path: Path) -> None:
@@ -99,6 +121,32 @@ def test_compare(tmp_path: Path) -> None:
         assert "8 runs" in (tmp_path / "page.html").read_text()
     again = within(*words, "--out", "grid", "--json", cwd=tmp_path)
     assert len(json.loads(again.stdout)) == 8
+
+
+def test_a_smaller_comparison_keeps_the_larger_page(tmp_path: Path) -> None:
+    """The page shows every finished cell of the folder, the table what was asked for; finished cells say so."""
+
+    def compare(methods: str, *changes: str) -> subprocess.CompletedProcess[str]:
+        few = ("data.source=digits", "partition.clients=4", "method.rounds=1", *changes)
+        words = ("--methods", methods, "--partitions", "iid", "--set", *few, "--out", "grid")
+        done = within("compare", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    lines = [line for line in compare("fedavg,ridge,ncm").stderr.splitlines() if "/3 " in line]
+    assert [line.split()[1] for line in lines[::2]] == [f"{name}-iid-seed0" for name in ("fedavg", "ridge", "ncm")]
+    assert all(re.fullmatch(r"[12]/3 \S+  \d\d\.\d\d %, about \d+ (s|min) left", line) for line in lines[1:5:2])
+    assert re.fullmatch(r"3/3 ncm-iid-seed0  \d\d\.\d\d %", lines[5]), "nothing is left"
+    (tmp_path / "grid" / "ncm-iid-seed0" / "events.jsonl").write_text("{}\nno json\n{}\n")
+    write_npz(tmp_path / "other.npz")
+    compare("oll", "data.source=npz:other.npz")
+    smaller = compare("ridge")
+    assert re.search(r"^1/1 ridge-iid-seed0  \d\d\.\d\d %, kept$", smaller.stderr, re.MULTILINE)
+    assert "left out of the page: grid/ncm-iid-seed0/events.jsonl" in smaller.stderr
+    assert "fedavg" not in smaller.stdout
+    page = (tmp_path / "grid/report.html").read_text()
+    assert "2 runs" in page, "fedavg and ridge: of the others one is damaged and one of other data"
+    assert "fedavg" in page
 
 
 def test_partition(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import fedkeel.api  # noqa: F401  with it every registry is there
+import fedkeel.commands.look  # noqa: F401  with it every registry is there
 from fedkeel.core.registry import Registry
 
 ROOT = Path(__file__).parents[1]

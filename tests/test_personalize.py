@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,8 @@ from fedkeel.core.rng import generator
 from fedkeel.data.loading import load
 from fedkeel.personal.models import strategy_of
 from fedkeel.personal.work import Work
+from fedkeel.reporting.grouping import groups
+from fedkeel.reporting.personalised import ways
 from fedkeel.rows.inputs import inputs as inputs_of
 from fedkeel.runs.events import Record, read
 from fedkeel.runs.federation import SILENT, Watch, assemble
@@ -178,7 +181,9 @@ def test_an_interrupted_one_goes_on_to_the_same_models(run: Path, made: Path, tm
     def stop(done: int, total: int, accuracy: float | None) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(Stopped, match=r"stopped: fedkeel personalize .*run --method ft:epochs=2 continues"):
+    with pytest.raises(
+        Stopped, match=r"stopped: fedkeel personalize .*run --method ft --set method.epochs=2 continues"
+    ):
         personalised(run, watch=Watch(client=stop))
     events = run / "personal" / "ft_epochs=2" / "events.jsonl"
     assert len(read(events.parent).personal) == 1
@@ -187,6 +192,106 @@ def test_an_interrupted_one_goes_on_to_the_same_models(run: Path, made: Path, tm
     written = first.stat().st_mtime_ns
     assert values(personalised(run)) == values(whole)
     assert first.stat().st_mtime_ns == written, "a finished client is not trained again"
+
+
+def test_ctrl_c_three_times_in_a_real_process(run: Path, tmp_path: Path) -> None:
+    """In the midst of an epoch that would take days: one line that names the very command, and no traceback."""
+    some = ",".join(read(run).start["clients"]["names"][:2])
+    given = ["--method", "ft", "--set", "method.epochs=1000000", "--engine", "wire", "--clients", some]
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a background job would ignore it
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedkeel", "personalize", "run", *given],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeding,
+    )  # fmt: skip
+    folder, deadline = run / "personal" / "ft_epochs=1000000", time.monotonic() + 120
+    while not (folder / "events.jsonl").exists() or read(folder).personal_test is None:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        time.sleep(0.1)
+        process.send_signal(number)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert told.splitlines()[-1] == f"fedkeel: stopped: fedkeel personalize run {' '.join(given)} continues"
+    assert "Traceback" not in told
+    assert read(folder).end is None
+
+
+def test_an_unfinished_one_does_not_count(run: Path, fedkeel: Say, tmp_path: Path) -> None:
+    """Not for predict, not on the page; beside a finished one nobody is asked which; and the command ends it."""
+
+    def stop(done: int, total: int, accuracy: float | None) -> None:
+        raise KeyboardInterrupt
+
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 8, 8, 3), dtype=np.uint8))
+    name = read(run).start["clients"]["names"][0]
+    use = ("predict", run, "--input", tmp_path / "x.npz", "--client", name)
+    with pytest.raises(Stopped):
+        personalised(run, watch=Watch(client=stop))
+    assert (run / "personal/ft_epochs=2/clients" / f"{name}.safetensors").exists()
+    again = f"fedkeel personalize {run} --method ft --set method.epochs=2 continues"
+    line = f"{run / 'personal/ft_epochs=2'} is not finished: 1 of 4 clients are done, {again}"
+    says(fedkeel(*use), line)
+    says(fedkeel(*use, "--personal", "ft_epochs=2"), line)
+    assert not ways(groups([read(run)]))
+    personalised(run, "lp")
+    assert fedkeel(*use)[0] == 0, "lp is the only one that there is"
+    assert [way.name for way in ways(groups([read(run)]))] == ["lp"]
+    personalised(run)
+    says(fedkeel(*use), "was personalised in 2 ways")
+
+
+def test_some_clients_that_were_asked_for_are_whole_until_more_is_asked_for(
+    run: Path, fedkeel: Say, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 8, 8, 3), dtype=np.uint8))
+    first, other, *_ = read(run).start["clients"]["names"]
+    record = personalised(run, clients=[first])
+    assert record.end is not None
+    assert [way.label for way in ways(groups([read(run)]))] == ["ft, epochs=2, of 1 clients"]
+    use = ("predict", run, "--input", tmp_path / "x.npz", "--client")
+    assert fedkeel(*use, first)[0] == 0
+    words = f"{run} --method ft --set method.epochs=2 --clients {other}"
+    says(fedkeel(*use, other), f"client {other} has no model", f"not asked for; fedkeel personalize {words} makes it")
+
+    def stop(done: int, total: int, accuracy: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        personalised(run, watch=Watch(client=stop))
+    assert read(record.folder).end is None, "the end of the first command is not that of the second"
+    personalised(run, clients=[first, other])
+    assert read(record.folder).end is not None, "both were done"
+
+
+def test_without_a_method_it_does_what_the_run_did(run: Path, columns: Path, fedkeel: Say, tmp_path: Path) -> None:
+    """A head alone after a run that trained one, which ends soon; a network after a network. It is said before."""
+    heads = Path(shutil.copytree(columns, tmp_path / "heads"))
+    for folder, name, part in (
+        (heads, "lp", "lp-ft trains the encoder, too"),
+        (run, "lp-ft", "--method lp ends after"),
+    ):
+        told: list[str] = []
+        record = api.personalize(folder, set=QUICK, page=False, watch=Watch(notice=told.append))
+        assert record.method == name
+        assert told[0].startswith(f"personalising with {name}: ")
+        assert part in told[0]
+    assert told[-1] == "lp-ft: 4 clients; each trains 1 epoch of 1,290 weights, then 1 epoch of 69,186 weights"
+    api.personalize(run, set=QUICK, page=False, watch=Watch(notice=told.append))
+    assert "lp-ft: 4 clients, 4 of them done; " in told[-1]
+
+
+def test_what_is_told_of_the_work_is_what_is_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows that go through the network are foreseen: at the end all is done, neither more nor less."""
+    monkeypatch.setattr("fedkeel.core.watch.TELL_SECONDS", 0.0)
+    for method in ("lp-ft", "soup-ft:models=2", "sparse-ft", "lp"):
+        shares: list[float] = []
+        personalised(run, method, watch=Watch(share=lambda share, left, to=shares: to.append(share)))
+        assert shares == sorted(shares)
+        assert len(shares) > 8, "inside of a client, too"
+        assert shares[-1] == pytest.approx(1.0, abs=0.02)
+        assert sum(share == 1.0 for share in shares) <= 3
 
 
 def test_one_that_was_stopped_before_the_first_test_has_its_test(run: Path) -> None:
@@ -232,7 +337,10 @@ def test_a_damaged_client_file(run: Path, fedkeel: Say) -> None:
     path = whole.folder / "clients" / f"{whole.personal[1]['name']}.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
     again = ("personalize", run, "--method", "ft", "--set", *QUICK)
-    says(fedkeel(*again), f"{path} is damaged: delete it, and the same command makes it anew")
+    says(
+        fedkeel(*again),
+        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes",
+    )
     path.unlink()
     assert values(personalised(run)) == values(whole)
 
@@ -243,6 +351,8 @@ def test_another_model_in_the_run_folder_is_refused(run: Path, fedkeel: Say) -> 
     model = Model.load(run / "model.safetensors")
     model.shared["head.bias"] += 1
     model.save(run / "model.safetensors")
+    says(fedkeel("personalize", run), f"model.safetensors is not the one that {run} ended with: fedkeel run --out")
+    (run / "summary.json").unlink()
     folder = run / "personal" / "ft_epochs=2"
     line = f"{folder} was made from another model than the run has now: delete it"
     says(fedkeel("personalize", run, "--method", "ft", "--set", *QUICK), line)
@@ -378,18 +488,26 @@ def test_mistakes_in_the_command_are_one_line(run: Path, fedkeel: Say) -> None:
         api.personalize(run, engine="nonsense")
     assert not (run / "personal").exists(), "nothing is left behind"
     np.savez(run.parent / "x.npz", x=np.zeros((1, 8, 8, 3), dtype=np.uint8))
-    says(fedkeel("predict", run, "--input", run.parent / "x.npz", "--client", "a"), "has no personal models", "lp-ft")
+    says(
+        fedkeel("predict", run, "--input", run.parent / "x.npz", "--client", "a"),
+        "has no personal models",
+        "makes them",
+    )
 
 
 def test_runs_that_cannot_be_personalised_are_told_in_one_line(
     run: Path, columns: Path, fedkeel: Say, tmp_path: Path
 ) -> None:
     says(fedkeel("personalize", tmp_path / "nowhere"), f"{tmp_path / 'nowhere'} holds no run")
-    says(fedkeel("personalize", columns), "lp-ft trains the encoder, which this run cannot", "--method lp")
+    says(
+        fedkeel("personalize", columns, "--method", "lp-ft"),
+        "lp-ft trains the encoder, which this run cannot",
+        "--method lp",
+    )
     pixels = finished(tmp_path / "pixels", method={"name": "fedavg", "rounds": 1})
     says(fedkeel("personalize", pixels, "--method", "ft"), "encoder pixels has no network to train", "--method lp")
     (run / "model.safetensors").unlink()
-    says(fedkeel("personalize", run), "the run is not finished; continue it with --resume")
+    says(fedkeel("personalize", run), f"the run is not finished: fedkeel run --out {run} --resume makes it")
 
 
 def test_settings_of_runs_that_only_personalising_or_validation_knows(fedkeel: Say, tmp_path: Path) -> None:
@@ -404,7 +522,7 @@ def test_clients_that_have_too_little(columns: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(columns, tmp_path / "run"))
     told: list[str] = []
     record = personalised(run, "lp", watch=Watch(notice=told.append))
-    one, few = told
+    one, few, _ = told
     assert one.startswith("rows of one class only: client south; ")
     assert one.endswith("the global model stays")
     assert few.startswith("fewer rows than a batch of 16: client west; each epoch is one step, lower method.batch to 2")

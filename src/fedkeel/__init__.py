@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkeel.api import (
+        Predictions,
         Reproduction,
         Split,
         compare,
@@ -14,16 +15,19 @@ if TYPE_CHECKING:
         partition,
         personalize,
         predict,
+        predictions,
         recipes,
         report,
         reproduce,
         run,
     )
+    from fedkeel.commands.estimator import FederatedClassifier
     from fedkeel.commands.result import Result
     from fedkeel.core.errors import FedkeelError
     from fedkeel.core.method import Batch, Method, Phase, State, Visit, register
     from fedkeel.core.optim import SGD, AdamW
     from fedkeel.core.watch import Watch
+    from fedkeel.data.sources.arrays import Arrays
     from fedkeel.methods.heads.base import LinearProbe
     from fedkeel.runs.config import Experiment
     from fedkeel.runs.model import Model
@@ -33,30 +37,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [
-    "SGD", "AdamW", "Batch", "Experiment", "FedkeelError", "LinearProbe", "Method", "Model", "Phase", "Reproduction",
-    "Result", "Split", "State", "Visit", "Watch", "compare", "encode", "experiment", "partition", "personalize",
-    "predict", "recipes", "register", "report", "reproduce", "run",
+    "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FederatedClassifier", "FedkeelError", "LinearProbe", "Method",
+    "Model", "Phase", "Predictions", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode",
+    "experiment", "partition", "personalize", "predict", "predictions", "recipes", "register", "report", "reproduce",
+    "run",
 ]  # fmt: skip
-_HOMES = (
-    "core.errors",
-    "core.method",
-    "core.optim",
-    "core.watch",
-    "methods.heads.base",
-    "api",
-    "runs.model",
-    "runs.config",
-    "commands.result",
-)
+_HOMES = {
+    **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),
+    **dict.fromkeys(("SGD", "AdamW"), "core.optim"),
+    "Arrays": "data.sources.arrays",
+    "Experiment": "runs.config",
+    "FederatedClassifier": "commands.estimator",
+    "FedkeelError": "core.errors",
+    "LinearProbe": "methods.heads.base",
+    "Model": "runs.model",
+    "Result": "commands.result",
+    "Watch": "core.watch",
+}
+"""Where a name is that is no command."""
 
 
 def __getattr__(name: str) -> Any:
     """Public names are found on first use, so that importing fedkeel, as the command line does, costs nothing."""
     if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"fedkeel.{home}")
-            if hasattr(module, name):
-                return getattr(module, name)
+        return getattr(import_module(f"fedkeel.{_HOMES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'fedkeel' has no attribute {name!r}")
 
 

@@ -1,5 +1,13 @@
-"""``python -m fedkeel`` is the command line."""
+"""``fedkeel`` and ``python -m fedkeel`` are the command line; signals are heeded before anything else is imported."""
 
-from fedkeel.cli import main
+from fedkeel.core.stopping import heeding
 
-main()
+
+def main() -> None:
+    with heeding():
+        from fedkeel.cli import main as command_line
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
-from fedkeel.core.watch import Watch
+from fedkeel.core import stopping
+from fedkeel.core.errors import printable
+from fedkeel.core.watch import Watch, spoken
 from fedkeel.core.wrap import width_of, wrapped
 
 if TYPE_CHECKING:
@@ -20,47 +22,57 @@ if TYPE_CHECKING:
 
     from fedkeel.commands.result import Result
 
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 1.5
 WHOLE = 100_000
 """Columns of a file, in which no line has to end."""
-LONGEST_HEADING = 80
-"""A longer notice is something to know, not the name of what runs now; unless it is that of a cell."""
-CELL = re.compile(r"\d+/\d+ ")
-BAR_AND_COUNT = 50
-"""Columns that a heading leaves to the rest of its line."""
 
 
 @contextmanager
 def watched(console: Console, title: str) -> Iterator[Watch]:
     """A Watch that shows progress on the console until the block ends."""
+    stopping.begin()
     if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        )
+        columns = (text, BarColumn(bar_width=12), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, expand=True) as progress:
             yield _bars(progress, title)
     else:
         yield _lines(console, title)
 
 
 def _bars(progress: Progress, title: str) -> Watch:
-    tasks: dict[str, TaskID] = {}
-    heading = [title]
+    tasks: dict[str, TaskID] = {"start": progress.add_task(title, total=None)}  # something moves from the start
+    heading, rest = [title], [""]
 
-    def show(kind: str, done: int, total: int, text: str) -> None:
+    def show(kind: str, done: float, total: int | None, text: str) -> None:
+        if "start" in tasks:
+            progress.remove_task(tasks.pop("start"))
         if kind not in tasks:
             tasks[kind] = progress.add_task(text, total=total)
         progress.update(tasks[kind], completed=done, total=total, description=text)
 
-    def notice(text: str) -> None:
-        if len(text) <= LONGEST_HEADING or CELL.match(text):
-            room = max(12, progress.console.width - BAR_AND_COUNT)
-            heading[0] = text if len(text) <= room else f"{text[: room - 1]}…"
-        _print(progress.console, text, style="dim")
+    def begun(number: int, total: int, name: str) -> None:
+        heading[0] = printable(f"{number}/{total} {name}")
+        for kind in tasks.keys() - {"grid"}:
+            progress.remove_task(tasks.pop(kind))
+        show("grid", number - 1, total, f"{title}{rest[0]}")
+        show("round", 0, None, heading[0])
+
+    def ended(number: int, total: int, name: str, left: str) -> None:
+        _print(progress.console, f"{number}/{total} {name}")
+        rest[0] = f"{left and ', '}{left}"
+        show("grid", number, total, f"{title}{rest[0]}")
 
     return Watch(
         encoded=lambda done, total: show("encode", done, total, "encoding"),
         round=lambda round, rounds, acc: show("round", round, rounds, f"{heading[0]}  accuracy {acc:6.2%}"),
         client=lambda done, total, acc: show("client", done, total, f"{heading[0]}  {_own(acc)}"),
-        notice=notice,
+        share=lambda done, left: show("share", 100 * done, 100, f"per cent{_left(left)}"),
+        begun=begun,
+        ended=ended,
+        notice=lambda text: _print(progress.console, text, style="dim"),
     )
 
 
@@ -68,25 +80,35 @@ def _own(accuracy: float | None) -> str:
     return "no test rows of its own" if accuracy is None else f"own test set {accuracy:6.2%}"
 
 
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", about {spoken(seconds)} left"
+
+
 def _lines(console: Console, title: str) -> Watch:
     last = [monotonic()]
 
-    def line(text: str, final: bool) -> None:
+    def line(text: str, final: bool = False) -> None:
         if final or monotonic() - last[0] > QUIET_SECONDS:
             last[0] = monotonic()
             _print(console, text)
+
+    def ended(number: int, total: int, name: str, left: str) -> None:
+        line(f"{number}/{total} {name}{left and ', '}{left}", True)
 
     return Watch(
         encoded=lambda done, total: line(f"encoded {done:,} of {total:,} rows", done == total),
         round=lambda round, rounds, acc: line(f"round {round} of {rounds}, accuracy {acc:.2%}", round == rounds),
         client=lambda done, total, acc: line(f"client {done} of {total}, {_own(acc)}", done == total),
+        share=lambda done, left: line(f"{done:.0%} done{_left(left)}"),
+        begun=lambda number, total, name: line(f"{number}/{total} {name}", True),
+        ended=ended,
         notice=lambda text: _print(console, text),
     )
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
     """A line as it is, whatever it holds: on a terminal broken between words, elsewhere whole."""
-    line = wrapped(text, console.width if console.is_terminal else None, indent=2)
+    line = wrapped(printable(text), console.width if console.is_terminal else None, indent=2)
     console.print(line, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 

@@ -218,7 +218,7 @@ def test_it_tells_something_where_it_is_wanted_and_nothing_elsewhere(name: str, 
         carry_out(run, name, tmp_path / f"{number}")
         found = events(tmp_path / f"{number}")
         own = {event["event"] for event in found} - ALWAYS
-        ended = found[-1].keys() - {"event", "digest", "kept_round"}
+        ended = found[-1].keys() - {"event", "digest", "model", "check", "kept_round"}
         assert bool(own or ended) == (run in wanting(name)), run
 
 

@@ -184,7 +184,7 @@ def test_each_client_has_its_kind_on_all_its_rows(digits: Dataset) -> None:
     """22 clients: the last three have the first three kinds again."""
     partition = Split.of(kind="iid", clients=22, validation=0.2, test=0.2)
     exp = experiment(partition=partition, shift=Shift(corruption="per-client", severity=4))
-    manifest, labels, data = divide(exp, digits)
+    manifest, labels, data, _ = divide(exp, digits)
     plain = split(partition, digits, seed=0)
     kinds = [list(CORRUPTIONS)[k % 19] for k in range(22)]
     assert manifest.names == tuple(f"{name}-{kind}" for name, kind in zip(plain.names, kinds, strict=True))
@@ -219,7 +219,7 @@ def test_clients_that_the_data_name_have_it_on_their_test_rows() -> None:
 def test_one_kind_for_everybody(digits: Dataset) -> None:
     """Then the source's test rows have it too, unless clients have their own; rows of nobody stay as they are."""
     exp = experiment(partition=Split.of(kind="iid", clients=3), shift=Shift(corruption="fog", long_tail=5))
-    manifest, _, data = divide(exp, digits)
+    manifest, _, data, _ = divide(exp, digits)
     assert manifest.names == ("client-000", "client-001", "client-002")
     owned = np.isin(np.arange(len(digits.train)), manifest.train.rows)
     changed = (np.asarray(data.train) != digits.train).any((1, 2, 3))

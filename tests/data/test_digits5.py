@@ -10,12 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from fedkeel.core.errors import FedkeelError
 from fedkeel.data.loading import load
 from fedkeel.data.manifest import split
 from fedkeel.data.sources.base import Source
 from fedkeel.data.sources.coloured_digits import load_coloured_digits
-from fedkeel.data.sources.digits5 import DOMAINS, PACK, load_digits5, read_pack
+from fedkeel.data.sources.digits5 import DOMAINS, load_digits5, read_pack
 from fedkeel.data.splits.base import Split
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -111,20 +110,6 @@ def test_a_limit_below_the_number_of_groups_is_even_over_classes() -> None:
     """Fifty groups of a class and a domain do not fit into twenty rows; ten classes do, twice."""
     data = load(Source.of(source="digits5", limit=20))
     assert np.bincount(data.train_labels).tolist() == [2] * 10
-
-
-def test_a_damaged_pack_is_named(tmp_path: Path) -> None:
-    cut = tmp_path / "cut.npz"
-    cut.write_bytes(PACK.read_bytes()[:1000])
-    with pytest.raises(FedkeelError, match="damaged"):
-        load_digits5(cut)
-    with pytest.raises(FedkeelError, match="install fedkeel again"):
-        load_digits5(tmp_path / "none.npz")
-    pack = read_pack()
-    for change in ({"mfeat/test": pack["mfeat/test"][:3]}, {"mfeat/test": np.zeros((500, 8, 8), np.uint8)}):
-        np.savez(tmp_path / "odd.npz", **{**pack, **change})
-        with pytest.raises(FedkeelError, match="mfeat/test"):
-            load_digits5(tmp_path / "odd.npz")
 
 
 def test_colours_say_nothing_about_the_class() -> None:

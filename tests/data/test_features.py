@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.loading import load
@@ -59,6 +63,7 @@ import sys, time, resource
 from fedkeel.data.sources.base import Source
 from fedkeel.models import cache
 from fedkeel.data.loading import load
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 data = Source.model_validate_json(sys.argv[1])
 cache.CHUNK = int(sys.argv[2])
@@ -178,6 +183,27 @@ def test_killed_and_continued_with_a_real_network(tmp_path: Path) -> None:
     assert told[0] >= CHUNK
     make(settings(tmp_path, "whole", encoder="efficientnet-lite0", limit=12))
     assert stored(only_folder(tmp_path)) == stored(only_folder(tmp_path, "whole"))
+
+
+def test_what_was_begun_long_ago_and_nobody_holds_is_deleted(tmp_path: Path) -> None:
+    """What is newer may be continued, and what is held is being written."""
+    parent = tmp_path / "cache" / "features"
+    for name in ("old", "new", "held"):
+        (parent / f"{name}.partial").mkdir(parents=True)
+    for name in ("old", "held"):
+        os.utime(parent / f"{name}.partial", (0, 0))
+    with (parent / "held.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make(settings(tmp_path))
+    assert sorted(path.stem for path in parent.glob("*.partial")) == ["held", "new"]
+
+
+def test_half_a_note_of_a_killed_process_does_not_stay_with_the_features(tmp_path: Path) -> None:
+    data = settings(tmp_path)
+    kill_after(start(data, pause=0.02), 20)
+    (only_folder(tmp_path) / ".train.progress.7.partial").write_bytes(b"half")
+    make(data)
+    assert sorted(path.name for path in only_folder(tmp_path).iterdir()) == ["meta.json", "test.npy", "train.npy"]
 
 
 def test_a_changed_partial_is_started_over(tmp_path: Path) -> None:
@@ -342,3 +368,35 @@ def test_reading_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cache, "open_encoder", open_unloadable)
     assert features(data, dataset).cached
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_read_only_cache_keeps_nothing_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    data = settings(tmp_path, "kept")
+    kept = features(data, load(data))
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    assert features(data, load(data)).cached, "what is there already is read"
+    other = data.model_copy(update={"cache": str(tmp_path / "locked")})
+    said: list[str] = []
+    told: list[tuple[int, int]] = []
+    made = features(other, load(other), notice=said.append, progress=lambda done, total: told.append((done, total)))
+    assert np.array_equal(made.train, kept.train)
+    assert np.array_equal(made.test, kept.test)
+    assert made.train.dtype == kept.train.dtype
+    assert told[-1] == (ROWS + TESTED, ROWS + TESTED)
+    assert len(said) == 1
+    assert "locked/features cannot be written" in said[0]
+    assert "set data.cache" in said[0]
+    assert not list((tmp_path / "locked" / "features").iterdir())
+
+
+def test_encode_says_that_a_cache_is_read_only(tmp_path: Path) -> None:
+    """Encoding is all that it does: not to keep it would be to do nothing. /sys takes no folder from anybody."""
+    with pytest.raises(FedkeelError, match=r"cannot write the feature cache in /sys/fedkeel.*set data.cache"):
+        fk.encode(data={"source": "digits", "cache": "/sys/fedkeel"})

@@ -282,8 +282,10 @@ def test_csv_columns_by_other_names(tmp_path: Path) -> None:
 
 def test_csv_mistakes_name_the_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    assert "line 5: column 'label' is empty" in fails(table(path, 'text,label\n"a\nb",x\nc,y\nd, \n'))
-    assert "line 3: column 'text' is empty" in fails(table(path, "text,label\na,x\n,y\n"))
+    assert "1 of 3 rows have empty cells (1 in column 'label'; line 5)" in fails(
+        table(path, 'text,label\n"a\nb",x\nc,y\nd, \n')
+    )
+    assert "(1 in column 'text'; line 3)" in fails(table(path, "text,label\na,x\n,y\n"))
     assert "line 3 has 3 fields" in fails(table(path, "text,label\na,x\na, b,y\n"))
     assert "line 2: split is 'dev'" in fails(table(path, "text,label,split\na,x,dev\n"))
     assert "no rows" in fails(table(path, "text,label\n"))
@@ -567,7 +569,8 @@ def test_rows_for_prediction(tmp_path: Path) -> None:
     table(tmp_path / "a.csv", 'text\n"one\ntwo"\nthree\n')
     texts = load_rows(tmp_path / "a.csv", "texts", Source.of())
     assert texts.rows == ["one\ntwo", "three"]
-    assert texts.names == ["2", "4"]
+    assert texts.names == ["0", "1"], "rows, not lines of the file"
+    assert texts.labels is None
     picture(tmp_path / "pictures" / "b" / "1.png", 1)
     picture(tmp_path / "pictures" / "a.png", 1)
     images = load_rows(tmp_path / "pictures", "images", Source.of())

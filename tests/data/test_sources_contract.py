@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.loading import load
 from fedkeel.data.sources import cifar10
@@ -55,9 +56,13 @@ def small_cifar10(folder: Path) -> str:
     return f"cifar10:{folder}"
 
 
+HELD = fk.Arrays(np.arange(ROWS * 2.0).reshape(ROWS, 2), LABELS)
+
+
 SMALL: dict[str, Callable[[Path], str]] = {
     "cifar10": small_cifar10,
     "npz": small_npz,
+    "arrays": lambda folder: HELD.source,
     "csv": small_csv,
     "images": small_images,
     "hf": small_hf,

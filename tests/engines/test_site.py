@@ -242,7 +242,7 @@ def test_another_request_than_the_one_expected_is_refused(what: bytes) -> None:
 def test_who_tests_only_looks() -> None:
     class Looking(FailingMeasure):
         def plan(self, round: int) -> list[Phase]:
-            return [replace(phase, on="test") for phase in super().plan(round)]
+            return [replace(phase, on="test", looks=True) for phase in super().plan(round)]
 
         def measure(self, x: Any, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
             assert len(y) == len(x) == 0, "this client holds no test rows"

@@ -301,7 +301,6 @@ def test_a_damaged_tree_is_named(path: Path) -> None:
         (data,) = file.execute("SELECT tree FROM private WHERE client = 'site-1'").fetchone()
         file.execute("UPDATE private SET tree = ? WHERE client = 'site-1'", (data[:-1] + b"\x07",))
     store = Store(path, "run")
-    assert value_of(store.read("site-0", 9000)) == 0
     with pytest.raises(FedkeelError, match=rf"{path}, .* is damaged \(the tree of client site-1 is not") as damaged:
         store.read("site-1", 9000)
     assert "\n" not in str(damaged.value)
@@ -312,11 +311,52 @@ def test_a_tree_that_is_no_tree_is_named(path: Path) -> None:
     """With the digest of what stands there."""
     committed(path)
     with sqlite3.connect(path) as file:
-        file.execute("UPDATE private SET tree = ?, digest = ?", (b"garbage", module._digest(b"garbage")))
+        digest = module._digest("run", "site-0", 1000, b"garbage")
+        file.execute("UPDATE private SET tree = ?, digest = ?", (b"garbage", digest))
+        whole = module._digest("run", NOTHING, digest)
+        file.execute("UPDATE seals SET digest = ?", (whole,))
     store = Store(path, "run")
-    with pytest.raises(FedkeelError, match=rf"{path}, .* is damaged") as damaged:
+    with pytest.raises(FedkeelError, match=rf"{path}, .* is damaged \(.*header") as damaged:
         store.read("site-0", 9000)
     assert "\n" not in str(damaged.value)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "DELETE FROM private WHERE client = 'site-1'",
+        "UPDATE private SET exchange = 1001 WHERE client = 'site-1'",
+        "UPDATE private SET client = 'site-x' WHERE client = 'site-1'",
+        "UPDATE private SET run = 'rum' WHERE client = 'site-1'",
+        "UPDATE seals SET settled = 2000",
+        "DELETE FROM seals",
+    ],
+)
+def test_a_version_that_is_lost_is_noticed(loss: str, path: Path) -> None:
+    """A client without its tree would begin anew, and with an older one go another way."""
+    committed(path, clients=3)
+    with sqlite3.connect(path) as file:
+        assert file.execute(loss).rowcount == 1
+    refused(path)
+
+
+def test_a_file_that_lost_its_last_commits_is_noticed(path: Path) -> None:
+    """As with a write-ahead log that was cut: what is there is whole, but it ends too early."""
+    store = Store(path, "run")
+    store.write("a", 1000, tree(1))
+    store.commit(lambda client: 1000, 1000)
+    store.close()
+    before = path.read_bytes()
+    store = Store(path, "run")
+    store.forget_after(1000, 1000)
+    store.write("a", 2000, tree(2))
+    store.commit(lambda client: 2000, 2000)
+    store.close()
+    path.write_bytes(before)
+    store = Store(path, "run")
+    with pytest.raises(FedkeelError, match=r"is damaged .it ends at exchange 1000 of 2000.: run again"):
+        store.forget_after(2000, 2000)
     store.close()
 
 

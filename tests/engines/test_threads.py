@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
+from signal import SIGINT, default_int_handler, pthread_kill, signal
+from threading import Event, Lock, Thread, current_thread, main_thread
 from time import sleep
 
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.core.pulse import beat, heard
 from fedkeel.engines.threads import Places, in_parallel
 
 
@@ -60,6 +63,73 @@ def test_a_failure_is_raised_where_its_result_would_come() -> None:
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         next(results)
+
+
+@pytest.mark.parametrize("items", [1, 6])
+def test_the_main_thread_only_waits_and_hears_ctrl_c_at_once(items: int) -> None:
+    """Work that would go on for ever ends at its next step; the one that is waited for is not waited for any more."""
+    begun, ended = SimpleQueue[int](), SimpleQueue[int]()
+
+    def work(place: int, item: int) -> int:
+        assert current_thread() is not main_thread()
+        begun.put(item)
+        try:
+            while True:
+                beat()
+                sleep(0.001)
+        finally:
+            ended.put(item)
+
+    def press() -> None:
+        for _ in range(min(items, 3)):
+            begun.get()
+        pthread_kill(main_thread().ident or 0, SIGINT)
+
+    before = signal(SIGINT, default_int_handler)
+    try:
+        Thread(target=press).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(in_parallel(work, range(items), numbered()))
+    finally:
+        signal(SIGINT, before)
+    assert [ended.get(timeout=10) for _ in range(min(items, 3))]
+
+
+def test_who_gives_up_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them does not beat: it is left alone after a moment."""
+    monkeypatch.setattr("fedkeel.engines.threads.PATIENCE", 0.05)
+    ended, free = SimpleQueue[int](), Event()
+
+    def work(place: int, item: int) -> int:
+        if item == 1:
+            free.wait()
+        while item == 2:
+            try:
+                beat()
+            except BaseException:
+                ended.put(item)
+                raise
+        return item
+
+    results = in_parallel(work, range(9), numbered())
+    assert next(results) == 0
+    results.close()
+    assert ended.get(timeout=10) == 2
+    free.set()
+
+
+def test_whoever_listens_hears_the_threads() -> None:
+    heard_of: list[int] = []
+
+    def work(place: int, item: int) -> int:
+        beat(item)
+        return item
+
+    with heard(heard_of.append):
+        assert list(in_parallel(work, range(5), numbered())) == list(range(5))
+    assert sorted(heard_of) == list(range(5))
+    beat(7)
+    assert len(heard_of) == 5, "outside of the block nobody listens"
 
 
 def test_a_network_trained_on_threads_is_the_one_trained_on_none(tmp_path: Path) -> None:

@@ -227,11 +227,10 @@ def test_costs_are_those_of_the_uplink(tmp_path: Path) -> None:
 def test_geometry_comes_from_the_record(tmp_path: Path) -> None:
     (run,) = ran([write_run(tmp_path / "a", partition="iid", rounds=1)])
     assert METRICS["alignment"].of(run) is None
-    with (tmp_path / "a" / "events.jsonl").open("a") as log:
-        log.write(
-            '{"event":"geometry","alignment":1.3,"intra":0.6,"inter":0.8,"intra_distance":0.7,"inter_distance":0.9}\n'
-        )
-    from fedkeel.runs.events import read
+    from fedkeel.runs.events import Log, read
+
+    with Log(tmp_path / "a" / "events.jsonl") as log:
+        log.write("geometry", alignment=1.3, intra=0.6, inter=0.8, intra_distance=0.7, inter_distance=0.9)
 
     (run,) = ran([read(tmp_path / "a")])
     values = {

@@ -8,10 +8,16 @@ from cyclopts import CycloptsError
 
 from fedkeel.cli import look, train, use  # noqa: F401  commands register with the app
 from fedkeel.cli.app import app
-from fedkeel.core.errors import FedkeelError
+from fedkeel.cli.deferred import defer
+from fedkeel.cli.output import nobody_reads, take_any_text
+from fedkeel.core import stopping
+from fedkeel.core.errors import FedkeelError, memory_ran_out, printable
 from fedkeel.core.wrap import width_of, wrapped
 
 __all__ = ["app", "main"]
+LONGEST = 1500
+"""A line with more characters says less: something in it is a user's own text, of which the ends are enough."""
+STOPPED = "stopped: the same command continues"
 
 BY_USE = ("run", "compare", "reproduce", "personalize", "predict", "partition", "encode", "report", "list")
 for place, name in enumerate(BY_USE):
@@ -19,15 +25,44 @@ for place, name in enumerate(BY_USE):
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2."""
+    """Entry point: a user's mistake is one line and exit code 2, and so is Ctrl-C."""
+    take_any_text()
+    defer("torch")
+    with stopping.heeding():
+        line = _mistake()
+        if line is None:
+            return
+        line = printable(line)
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+        print(wrapped(f"fedkeel: {line}", width_of(sys.stderr), indent=2), file=sys.stderr)
+        if stopping.asked():
+            stopping.leave(2)
+        sys.exit(2)
+
+
+def _mistake() -> str | None:
+    """Carry out the command; what to say if that did not end well."""
     try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False)
-        return
+        try:
+            app(sys.argv[1:], exit_on_error=False, print_error=False)
+            return None
+        except SystemExit:  # how a command ends
+            sys.stdout.flush()
+            raise
     except (FedkeelError, CycloptsError) as error:
-        line = " ".join(str(error).split())
+        return memory_ran_out(error) or str(error)
     except KeyboardInterrupt:
-        line = "stopped: the same command continues"
+        return STOPPED
+    except BrokenPipeError:
+        nobody_reads()
+        sys.exit(0)
     except OSError as error:
-        line = f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
-    print(wrapped(f"fedkeel: {line}", width_of(sys.stderr), indent=2), file=sys.stderr)
-    sys.exit(2)
+        return memory_ran_out(error) or f"{error.filename or 'output'}: {(error.strerror or str(error)).lower()}"
+    except Exception as error:
+        if stopping.asked():
+            return STOPPED  # an import that the signal tore apart fails as it likes
+        told = memory_ran_out(error)
+        if told is None:
+            raise
+        return told

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from fedkeel import __version__
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,4 +47,6 @@ def numbers_in(text: str) -> list[int]:
     try:
         return [int(name) for name in names_in(text)]
     except ValueError:
-        raise FedkeelError(f"--seeds {text!r}: expected whole numbers separated by commas, e.g. 0,42") from None
+        raise FedkeelError(
+            f"--seeds {shortened(text)!r}: expected whole numbers separated by commas, e.g. 0,42"
+        ) from None

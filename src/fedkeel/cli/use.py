@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedkeel.cli.app import Set, app, console, names_in
+from fedkeel.cli.app import Flag, Set, app, console, names_in
+from fedkeel.cli.output import exactly
+from fedkeel.core.errors import FedkeelError
 
 
 @app.command
@@ -15,7 +18,7 @@ def personalize(
     run: Path,
     /,
     *,
-    method: str = "lp-ft",
+    method: str | None = None,
     set: Set = (),
     engine: Literal["local", "wire"] = "local",
     clients: Annotated[str, Parameter(help="only these, separated by commas; by default all", show_default=False)] = "",
@@ -37,7 +40,8 @@ def personalize(
     run
         the folder of a finished run
     method
-        the way to personalise: see fedkeel list strategies
+        the way to personalise: see fedkeel list strategies; by default lp-ft after a run that trained a network, and
+        lp, which ends soon, after one that trained a head
     engine
         wire puts every message through bytes
     """
@@ -61,17 +65,21 @@ def predict(
     input: Annotated[Path, Parameter(name="--input")],
     client: str | None = None,
     personal: str | None = None,
+    probabilities: Flag = False,
+    set: Set = (),
     out: Path | None = None,
 ) -> None:
     """Use a finished model on new rows: a CSV of texts, a folder of images or an npz of features.
 
-    Prints CSV with the columns row, class and score.
+    Prints CSV with the columns row (from 0, or an image's path), class and score. Where the rows have labels (a column
+    of that name, an array y, a folder for each class), how good the model is on them is told on stderr.
 
     For example:
 
         fedkeel predict runs/mine --input posts.csv
         fedkeel predict runs/mine --input features.npz --out classes.csv
         fedkeel predict runs/mine --input posts.csv --client site-1
+        fedkeel predict runs/mine --input posts.csv --set data.text_column=body --probabilities
 
     Parameters
     ----------
@@ -83,13 +91,24 @@ def predict(
         use this client's own model instead of the global one
     personal
         which of its models, where the run was personalised in several ways
+    probabilities
+        a column for each class, with its score
+    set
+        how new rows are read, e.g. --set data.text_column=body
     out
         write the CSV here instead of printing it
     """
-    from fedkeel import api
+    from fedkeel.commands.predict import predictions, told, write
+    from fedkeel.screen import watched
 
-    text = api.predict(run, input=input, client=client, personal=personal)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise FedkeelError(f"--out {out}: there is no folder {out.parent}; make it, or choose another place")
+    with watched(console(), "predicting") as watch:
+        found = predictions(run, input=input, client=client, personal=personal, set=set, watch=watch)
+    for line in told(found):
+        print(line, file=sys.stderr)
+    text = found.csv(probabilities)
     if out is None:
-        print(text, end="")
+        exactly(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        write(text, out)

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.commands.experiment import Config, experiment
+from fedkeel.commands.experiment import Config, experiment, held
 from fedkeel.core.errors import unknown
 from fedkeel.core.method import METHODS
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.describe import Figures, describe
+from fedkeel.data.duplicates import Duplicates
 from fedkeel.data.loading import load
 from fedkeel.data.manifest import Manifest
 from fedkeel.data.sources.base import SOURCES
@@ -34,20 +35,26 @@ class Split:
     labels: np.ndarray
     class_names: tuple[str, ...]
     figures: Figures
+    duplicates: Duplicates
+    """test rows that are training rows as well"""
 
 
 def partition(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Split:
     """The split of an experiment, before anything is trained."""
+    sections = held(sections)
     exp = experiment(config, set=set, **sections)
     dataset = load(exp.data, notice=watch.notice)
-    manifest, labels, _ = divide(exp, dataset, watch)
-    return Split(manifest, labels, dataset.class_names, describe(manifest, labels, dataset.class_names))
+    manifest, labels, _, duplicates = divide(exp, dataset, watch)
+    figures = describe(manifest, labels, dataset.class_names)
+    return Split(manifest, labels, dataset.class_names, figures, duplicates)
 
 
 def encode(config: Config = None, *, set: Iterable[str] = (), watch: Watch = SILENT, **sections: Any) -> Encoded:
     """Fill the feature cache, or find that it is full already."""
+    sections = held(sections)
     exp = experiment(config, set=set, **sections)
-    return features(exp.data, load(exp.data, notice=watch.notice), progress=watch.encoded, notice=watch.notice)
+    rows = load(exp.data, notice=watch.notice)
+    return features(exp.data, rows, progress=watch.encoded, notice=watch.notice, keep=True)
 
 
 def catalogue(what: str) -> dict[str, str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from markupsafe import Markup
 
-from fedkeel.commands.compare import carry_out_all
+from fedkeel.commands.compare import carry_out_all, open_runs
+from fedkeel.commands.pace import Job, Pace
 from fedkeel.commands.page import DRAWING, REPORT
 from fedkeel.commands.result import Result
 from fedkeel.core.errors import FedkeelError, Stopped, unknown
@@ -26,8 +27,10 @@ from fedkeel.papers.comparison import text as beside_text
 from fedkeel.papers.figures import FIGURES
 from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personalize
+from fedkeel.personal.plan import Wish
 from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import About, Part, book, write
+from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import as_text
 from fedkeel.runs import events
 from fedkeel.runs.variant import Variant
@@ -88,11 +91,12 @@ def reproduce(
     to_runs, to_models = _sorted_out(texts, plan)
     asked = [Asked.of(grid, seeds or grid.seeds or plan.seeds, to_runs, to_models) for grid in plan.grids]
     strategies = [grid.strategies(to_models) for grid in plan.grids]
+    pace = Pace(_open_jobs(asked, strategies, folder))
     parts, ran, results = [], [], []
     for one, title, column, mine in zip(asked, titles(asked), columns(asked), strategies, strict=True):
         watch.notice(f"{title}:")
-        done = carry_out_all(one.cells, folder / one.grid.name, watch, pages=False)
-        _personalize_all(one.cells, done, mine, watch)
+        done = carry_out_all(one.cells, folder / one.grid.name, watch, pages=False, pace=pace)
+        _personalize_all(one.cells, done, mine, watch, pace)
         records = [result.record for result in done]
         parts.append(Part(title, records))
         runs = [
@@ -116,6 +120,14 @@ def reproduce(
     return Reproduction(page, results, parts, ran, claimed, [words for _, words in drawn], other)
 
 
+def _open_jobs(asked: Sequence[Asked], strategies: Sequence[Sequence[Variant]], folder: Path) -> Iterator[Job]:
+    """What is still to be done of all grids."""
+    for one, mine in zip(asked, strategies, strict=True):
+        runs = folder / one.grid.name
+        yield from open_runs(one.cells, runs)
+        yield from (_job(v) for cell in one.cells for v in mine if not _made(runs / cell.label, v))
+
+
 def _sorted_out(texts: Sequence[str], plan: Plan) -> tuple[list[str], list[str]]:
     """The settings of runs, and those of personal models."""
     to_models = [text for text in texts if text.strip().startswith("personal.")]
@@ -124,15 +136,34 @@ def _sorted_out(texts: Sequence[str], plan: Plan) -> tuple[list[str], list[str]]
     return [text for text in texts if text not in to_models], to_models
 
 
-def _personalize_all(grid: Sequence[Cell], runs: Sequence[Result], strategies: Sequence[Variant], watch: Watch) -> None:
+def _job(variant: Variant) -> Job:
+    return "personalise", str(variant)
+
+
+def _made(run: Path, variant: Variant) -> bool:
+    """Whether all clients of a run have models of this kind."""
+    made = (record for record in events.personalised(run) if record.folder.name == variant.label)
+    return any(record.end and not Wish.behind(record).only for record in made)
+
+
+def _personalize_all(
+    grid: Sequence[Cell], runs: Sequence[Result], strategies: Sequence[Variant], watch: Watch, pace: Pace
+) -> None:
     """Personalise every run of a grid in every way, as far as that was not done."""
     rows = lru_cache(maxsize=1)(lambda data: load(data, notice=watch.notice))
     for number, (cell, run) in enumerate(zip(grid, runs, strict=True), 1):
         for variant in strategies:
-            if any(made.folder.name == variant.label and made.end for made in events.personalised(run.folder)):
+            if _made(run.folder, variant):
                 continue
-            watch.notice(f"{number}/{len(grid)} {cell.label}: {variant}")
+            name = f"{cell.label}: {variant}"
+            watch.begun(number, len(grid), name)
+            dataset = rows(cell.experiment.data)
+            pace.begun()
             try:
-                personalize(run.folder, variant, rows(cell.experiment.data), "local", (), watch)
+                made = personalize(run.folder, variant, dataset, Wish.of(str(variant)), watch)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped in {cell.label}, {variant}: the same command continues there") from None
+            pace.ended(_job(variant))
+            local = Personal.of(made).local
+            outcome = "" if local is None else f"  {100 * local:.2f} % at home"
+            watch.ended(number, len(grid), f"{name}{outcome}", pace.left())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +12,8 @@ import numpy as np
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.runs.events import Record, read
-from fedkeel.runs.model import MODEL, Model
-from fedkeel.runs.summary import SUMMARY
+from fedkeel.runs.model import Model
+from fedkeel.runs.summary import SUMMARY, load_summary
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,10 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
-        path = Path(folder) / SUMMARY
-        try:
-            return cls(Path(folder), json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise FedkeelError(f"{folder} holds no finished run: there is no {SUMMARY}") from None
-        except ValueError:
-            raise FedkeelError(f"{path} is damaged: fedkeel run --out {folder} --resume writes it again") from None
+        summary = load_summary(Path(folder))
+        if summary is None:
+            raise FedkeelError(f"{folder} holds no finished run: there is no {SUMMARY}")
+        return cls(Path(folder), summary)
 
     @property
     def accuracy(self) -> float:
@@ -54,7 +50,7 @@ class Result:
 
     @cached_property
     def model(self) -> Model:
-        return Model.load(self.folder / MODEL)
+        return Model.of(self.folder)
 
     def table(self, width: int | None = None) -> str:
         """The summary as text, in whole lines or so many columns wide: accuracy, Acc@95, bytes and seconds."""

@@ -17,9 +17,39 @@ class Stopped(FedkeelError):
 LONGEST = 300
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = LONGEST) -> str:
     """Of a text that others had a hand in, no more than fits a record."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def printable(text: str) -> str:
+    """A text that others had a hand in, for a terminal: on one line, and nothing in it is a command to the terminal."""
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+
+
+NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "can't start new thread",
+)
+"""What libraries say, torch among them, where Python says MemoryError."""
+
+
+def memory_ran_out(error: BaseException | None) -> str | None:
+    """One line about memory that was asked for and not there, if that is what an error or its cause says."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
+            what = shortened(printable(text)) or "the machine or a limit set for this process has no more"
+            return (
+                f"out of memory ({what}): give it more, or lower what grows with the data: data.limit (rows), "
+                "partition.clients, method.batch, run.threads"
+            )
+        error = error.__cause__
+    return None
 
 
 class BadMessage(FedkeelError):

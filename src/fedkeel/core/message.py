@@ -18,12 +18,11 @@ from math import prod
 import numpy as np
 import torch
 from safetensors import SafetensorError, deserialize
-from safetensors.torch import save
 
 from fedkeel.core.errors import BadMessage
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tree, to_bytes
 
-DTYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
+DTYPES = {"torch.int64": "I64", "torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16"}
 """In the order in which safetensors lays arrays out."""
 NUMPY: dict[str, np.dtype] = {name: np.dtype(f"<{name[0].lower()}{int(name[1:]) // 8}") for name in DTYPES.values()}
 MAX_AXES, MAX_AXIS, MAX_NUMBERS, MAX_HEADER = 8, 2**31 - 1, 2**40, 2**20
@@ -62,7 +61,7 @@ def encode(message: Down | Up) -> bytes:
     if "__metadata__" in message.arrays:
         raise BadMessage("an array cannot be called __metadata__: the format has that name for itself")
     arrays = {name: tensor.detach().contiguous().clone() for name, tensor in message.arrays.items()}
-    data = save(arrays, metadata=_metadata(message))
+    data = to_bytes(arrays, _metadata(message))
     if len(_header(message)) > MAX_HEADER:
         raise BadMessage(f"the names and shapes of {len(arrays)} arrays take more than {MAX_HEADER} bytes")
     return data
@@ -137,9 +136,9 @@ def _header(message: Down | Up) -> bytes:
     """As long as the header that safetensors writes, which is filled up to a multiple of eight bytes."""
     entries: dict[str, object] = {"__metadata__": _metadata(message)}
     at, laid_out = 0, list(DTYPES)
-    for name, tensor in sorted(message.arrays.items(), key=lambda item: (laid_out.index(item[1].dtype), item[0])):
+    for name, tensor in sorted(message.arrays.items(), key=lambda item: (laid_out.index(str(item[1].dtype)), item[0])):
         entries[name] = {
-            "dtype": DTYPES[tensor.dtype],
+            "dtype": DTYPES[str(tensor.dtype)],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + tensor.nbytes],
         }

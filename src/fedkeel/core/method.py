@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
 from fedkeel.core.roster import Enrolment
 from fedkeel.core.rows import Picks
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Phase:
     optim: Optim = field(default=SGD(0.1))
     sums: bool = False
     """Whether what is sent grows with the client's rows: the gate then judges its length per row."""
+    looks: bool = False
+    """Whether the client only looks at a model: nothing that it keeps changes, and the run goes on as if not asked."""
 
 
 PER_CLIENT = "per_client."
@@ -135,13 +136,16 @@ class Batch(Generic[X_co]):
         return (rows * self.weight).sum()
 
 
+Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
 class Method(BaseModel, Generic[X]):
     """Base of all methods: federated averaging of whatever ``loss`` trains. A method overrides where it differs.
 
     X is what it reads: a tensor of features, ``Inputs`` that it encodes itself, ``Items`` of a dual encoder.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     name: ClassVar[str]
     paper: ClassVar[str]
     personal: ClassVar[bool] = False
@@ -149,7 +153,7 @@ class Method(BaseModel, Generic[X]):
     common: ClassVar[bool] = True
     """Whether what is shared is a model by itself."""
 
-    rounds: int = Field(50, ge=1)
+    rounds: Rounds = 50
     participation: float = Field(1.0, gt=0, le=1)
     """share of the clients with rows that take part in a round"""
 
@@ -233,7 +237,11 @@ class Method(BaseModel, Generic[X]):
         raise NotImplementedError
 
     def scores(self, logits: Tensor) -> Tensor:
-        """The logits as probabilities."""
+        """The logits as probabilities of the classes, which sum to 1.
+
+        Also of one-vs-all units, q_c = sigmoid(z_c): that c alone is right has probability q_c prod_{j != c} (1 - q_j),
+        and divided by the sum over all c that is softmax(z)_c.
+        """
         return logits.softmax(-1)
 
 

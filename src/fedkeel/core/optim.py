@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+
+from fedkeel.core.tree import Tensor
 
 Slots = list[list[Tensor]]
 """An optimizer's memory: for each kind of moment one tensor per parameter."""

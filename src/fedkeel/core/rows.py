@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, Self, TypeVar
 
-from torch import Tensor
+from fedkeel.core.tree import Tensor
 
 X_co = TypeVar("X_co", covariant=True)
 

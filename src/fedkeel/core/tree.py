@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
+else:
+
+    class _Named(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, torch.Tensor)
+
+    class Tensor(metaclass=_Named):
+        """torch's, for who names the type: that need not load torch, so mistakes are told without it."""
+
 
 Tree = dict[str, Tensor]
 
@@ -15,6 +27,19 @@ HEAD, BODY, NORM, STATS = "head.", "body.", "norm.", "stats."
 
 Statistics move when rows are encoded in training; no optimizer touches them."""
 NETWORK = (HEAD, BODY, NORM, STATS)
+
+
+def to_bytes(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
+    """As safetensors writes them."""
+    from safetensors.torch import save  # loads torch
+
+    return save(tree, metadata)
+
+
+def from_bytes(data: bytes) -> Tree:
+    from safetensors.torch import load
+
+    return load(data)
 
 
 def select(tree: Tree, prefixes: Sequence[str]) -> Tree:

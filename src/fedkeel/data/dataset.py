@@ -53,6 +53,9 @@ class Dataset:
     superclasses: tuple[int, ...] | None = None
     """The superclass of every class, as a position in ``superclass_names``; -1 where a class has no rows to say so."""
     superclass_names: tuple[str, ...] = ()
+    train_sha256: np.ndarray | None = None
+    test_sha256: np.ndarray | None = None
+    """Of each row, where rows are files that were hashed for the fingerprint."""
     ready: dict[str, Ready] = field(default_factory=dict)
     """Features that come with the source, by encoder name."""
 

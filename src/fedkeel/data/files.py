@@ -25,6 +25,17 @@ def file_sha256(path: Path) -> str:
         raise FedkeelError(f"cannot read {path}: {error.strerror}") from None
 
 
+def known_sha256(path: Path, sha256: str, whose: str = "fedkeel") -> str:
+    """The sha256 of a file that comes with a package, which must be the one it came with."""
+    try:
+        found = file_sha256(path)
+    except FedkeelError as error:
+        raise FedkeelError(f"{error}; install {whose} again") from None
+    if found != sha256:
+        raise FedkeelError(f"{path} is damaged: it is not the file that comes with {whose}; install {whose} again")
+    return found
+
+
 def digest(parts: Iterable[str | bytes | np.ndarray]) -> str:
     """One sha256 over parts; each is hashed with its length, so moving a boundary changes the result."""
     total = hashlib.sha256()

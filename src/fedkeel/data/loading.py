@@ -13,7 +13,7 @@ from fedkeel.core.rng import generator
 from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.data.shares import largest_remainder
+from fedkeel.data.shares import by_class, largest_remainder
 from fedkeel.data.sources.base import Source
 from fedkeel.data.sources.hf import StoredImages
 
@@ -60,8 +60,7 @@ def _hold_out(dataset: Dataset, share: float) -> Dataset:
     labels = dataset.train_labels
     rng = generator(0, "holdout", dataset.fingerprint)
     test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
+    for label, rows in by_class(labels):
         if len(rows) == 1:
             raise FedkeelError(
                 f"{dataset.name}: class {dataset.class_names[label]!r} has one row, which cannot be trained on and "
@@ -81,6 +80,8 @@ def _hold_out(dataset: Dataset, share: float) -> Dataset:
         test_client=_take(dataset.train_client, held),
         train_attribute=_take(dataset.train_attribute, kept),
         test_attribute=_take(dataset.train_attribute, held),
+        train_sha256=_take(dataset.train_sha256, kept),
+        test_sha256=_take(dataset.train_sha256, held),
         fingerprint=digest([dataset.fingerprint, kept, held]),
     )
 
@@ -92,9 +93,7 @@ def _sample(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     sizes = np.ones(len(present), dtype=np.int64)
     if count > len(present):
         sizes += largest_remainder((count - len(present)) * beyond / beyond.sum())
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == label))[:size] for label, size in zip(present, sizes, strict=True)
-    ]
+    chosen = [rng.permutation(rows)[:size] for (_, rows), size in zip(by_class(labels), sizes, strict=True)]
     return np.sort(np.concatenate(chosen))
 
 
@@ -134,6 +133,8 @@ def _cut(dataset: Dataset, limit: int, seed: int) -> Dataset:
         test_client=_take(dataset.test_client, test),
         train_attribute=_take(dataset.train_attribute, train),
         test_attribute=_take(dataset.test_attribute, test),
+        train_sha256=_take(dataset.train_sha256, train),
+        test_sha256=_take(dataset.test_sha256, test),
         ready={
             name: replace(ready, train=ready.train[train], test=ready.test[test])
             for name, ready in dataset.ready.items()

@@ -78,7 +78,7 @@ class Manifest:
             intact = stored["hash"] == manifest.hash
         except OSError as error:
             raise FedkeelError(f"cannot read the split {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise FedkeelError(f"{path} is not a whole split manifest: it is damaged; make the split again") from None
         if not intact:
             raise FedkeelError(f"{path} does not match the hash stored in it: it was changed; make the split again")

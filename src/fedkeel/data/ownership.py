@@ -42,6 +42,11 @@ class Ownership:
     def sizes(self) -> np.ndarray:
         return np.diff(self.offsets)
 
+    def without(self, rows: np.ndarray) -> Ownership:
+        """The same, with some rows in nobody's hands."""
+        kept = ~np.isin(self.rows, rows)
+        return Ownership(np.append(0, np.cumsum(kept))[self.offsets], self.rows[kept])
+
     def of(self, client: int) -> np.ndarray:
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+
+def by_class(labels: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each class that has rows, with the positions of its rows; sorted once, however many classes there are."""
+    order = np.argsort(labels, kind="stable")
+    present, starts = np.unique(labels[order], return_index=True)
+    return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
 
 
 def largest_remainder(quotas: np.ndarray) -> np.ndarray:

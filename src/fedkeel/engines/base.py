@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,6 +36,14 @@ class Exchange:
     server_seconds: float
 
 
+def why_lost(refused: Sequence[Refusal]) -> str:
+    """What was said most often of updates that were refused, and of whose first."""
+    reason, often = Counter(refusal.reason for refusal in refused).most_common(1)[0]
+    first = next(refusal.client for refusal in refused if refusal.reason == reason)
+    others = f" and {often - 1} more" if often > 1 else ""
+    return f"none of {len(refused)} updates was accepted (client {first}{others}: {reason})"
+
+
 class Engine(Protocol):
     """Brings phases to clients and back. Clients are told apart by their places in the roster."""
 
@@ -59,8 +68,13 @@ class Engine(Protocol):
         ...
 
 
-def choose(roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int]) -> list[int]:
-    """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have."""
+def choose(
+    roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int], attempt: int = 0
+) -> list[int]:
+    """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have.
+
+    Each further attempt at the same exchange draws another sample.
+    """
     if phase.cohort == "same":
         return before
     if phase.cohort == "all" or (phase.cohort == "sample" and method.participation == 1.0):
@@ -69,7 +83,8 @@ def choose(roster: Roster, method: AnyMethod, phase: Phase, round: int, before: 
     if phase.cohort == "once":
         order = generator(roster.seed, "cohort", phase.name).permutation(roster.able)
         return sorted(order[(round - 1) * count : round * count].tolist())
-    drawn = generator(roster.seed, "cohort", round, phase.name).choice(roster.able, size=count, replace=False)
+    again = (attempt,) if attempt else ()
+    drawn = generator(roster.seed, "cohort", round, phase.name, *again).choice(roster.able, size=count, replace=False)
     return sorted(drawn.tolist())
 
 

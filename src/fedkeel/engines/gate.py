@@ -16,12 +16,11 @@ from statistics import median_low
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.message import Down, Up
 from fedkeel.core.method import Phase
 from fedkeel.core.roster import Roster
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.engines.base import steps_of
 
 FAR = 1000.0
@@ -98,7 +97,7 @@ def usual(found: Sequence[float]) -> float:
 
 def known_beforehand(phase: Phase, roster: Roster) -> bool:
     """Whether the limit does not depend on the cohort."""
-    return phase.on == "test" or (phase.sums and roster.longest is not None)
+    return phase.looks or (phase.sums and roster.longest is not None)
 
 
 def limit(median: float, phase: Phase, roster: Roster) -> tuple[float, str]:
@@ -106,7 +105,7 @@ def limit(median: float, phase: Phase, roster: Roster) -> tuple[float, str]:
     most, why = (LONGEST_ROW if phase.sums else LONGEST_STEP), "more is never right"
     if phase.sums and roster.longest is not None:
         most, why = PER_ROW * max(1.0, roster.longest) ** 2, f"for features of length {roster.longest:g}"
-    if phase.on == "test":  # counts of rows that nobody enrolled with
+    if phase.looks:  # sums over rows that nobody enrolled with
         return LONGEST_ROW, why
     if known_beforehand(phase, roster):
         return most, why

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, exchange_number, outgoing
-from fedkeel.core.tree import Tree, stack, unstack
+from fedkeel.core.pulse import beat
+from fedkeel.core.tree import Tensor, Tree, stack, unstack
 from fedkeel.engines.base import Exchange, one_batch, schedule, steps_of, visited
 from fedkeel.engines.server import Server
 from fedkeel.engines.simulated import Simulated
@@ -51,7 +51,7 @@ class LocalEngine(Simulated):
         at = exchange_number(method, round, phase)
         for group in self.worked(method, state, phase, round, cohort, server):
             server.client_seconds += group.seconds
-            for index, client in enumerate(group.clients if group.kept and phase.on != "test" else ()):
+            for index, client in enumerate(group.clients if group.kept and not phase.looks else ()):
                 self.sites.store.write(self.roster.names[client], at, unstack(group.kept, index))
             if phase.sends:
                 server.receive_stack(group.clients, group.sends)
@@ -131,6 +131,7 @@ class LocalEngine(Simulated):
         features = self.sites.x.tensor
         assert features is not None
         for step, running in enumerate(active.tolist()):
+            beat()
             now = {name: value[:running] for name, value in params.items()}
             visit = first_of(whole, running)
             picked = index[step, :running]

@@ -48,8 +48,12 @@ class Simulated(ABC):
         return method.private(state.down) if kept is None else kept
 
     def settle(self) -> None:
-        self.sites.store.commit(lambda name: int(self.accepted[self.numbers[name]]))
+        self.sites.store.commit(lambda name: int(self.accepted[self.numbers[name]]), self._settled)
 
     def resume(self, accepted: np.ndarray, last: int) -> None:
         self.accepted[:] = accepted
-        self.sites.store.forget_after(last)
+        self.sites.store.forget_after(last, self._settled)
+
+    @property
+    def _settled(self) -> int:
+        return int(self.accepted.max(initial=NEVER))

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.roster import Enrolment
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.site import Site
 from fedkeel.engines.store import Store

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Batch, State, Task
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.losses import softmax_rows
@@ -50,7 +49,7 @@ class NetworkModel:
         return batch.mean(softmax_rows(self.logits(tree, batch.x), batch.y))
 
     def _features(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
-        return x if isinstance(x, Tensor) else self.features(tree, x)
+        return x if isinstance(x, torch.Tensor) else self.features(tree, x)
 
 
 WHOLE = NetworkModel()

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.data.ownership import Ownership
 
 Predict = Callable[[Any], Tensor]
-CHUNK = 16384
+CHUNK, SCORES = 16384, 1 << 26
+"""Rows that are predicted at once, and scores, where classes are so many that these are what fills the memory."""
 OWN_ROWS = "own test rows"
 CLASS_MIX = "test set weighted by the client's classes"
 
@@ -40,7 +41,7 @@ class Evaluation:
 def evaluate(predict: Predict, x: Rows[Any], y: Tensor) -> Evaluation:
     """Evaluate a function from what a method reads to logits."""
     with torch.inference_mode():
-        best = [predict(part.read()).argmax(1) for part in x.parts(CHUNK)]
+        best = [predict(part.read()).argmax(1) for part in x.parts(min(CHUNK, max(1, SCORES // (int(y.max()) + 1))))]
     hits = torch.cat(best) == y
     return Evaluation(hits.numpy(), y.numpy())
 

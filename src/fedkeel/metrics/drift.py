@@ -34,18 +34,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Batch, Phase, State, Visit
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.engines.base import going_down
-from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.methods.heads.base import BIAS, WEIGHT, LinearProbe, logits
+
+if TYPE_CHECKING:
+    from fedkeel.engines.sites import Sites
 
 Mine = Callable[[int], Tree]
 LEVELS = 100

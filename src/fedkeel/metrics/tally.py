@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Method, Phase, State, Update, Visit, from_settings
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 
 TALLY, RIGHT, ROWS = "tally.", "tally.right", "tally.rows"
 OWN, TESTED = "tally.own", "tally.tested"
@@ -46,7 +45,7 @@ class Tally(Method[Any]):
         return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
     def plan(self, round: int) -> list[Phase]:
-        return [Phase("tally", sends=(TALLY,), uniform=(TALLY,), cohort="all", epochs=0, on="test")]
+        return [Phase("tally", sends=(TALLY,), uniform=(TALLY,), cohort="all", epochs=0, on="test", looks=True)]
 
     def private(self, down: Tree) -> Tree:
         return self.base.private({name: value for name, value in down.items() if not name.startswith(TALLY)})

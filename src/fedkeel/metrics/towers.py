@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import State
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.engines.base import schedule
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.alignment import divergence, pull

@@ -10,31 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Task
-from fedkeel.core.tree import BODY, NORM, STATS, Tree
+from fedkeel.core.tree import BODY, NORM, STATS, Tensor, Tree
 from fedkeel.data.dataset import Kind
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.layers import Change, Tower, adding, changing
 
+if TYPE_CHECKING:
+    from torch.nn.modules.batchnorm import _BatchNorm
 
-class _Whole(nn.Module):
-    """Inputs to features, with the network as a submodule whose weights can be replaced for one call."""
-
-    def __init__(self, network: nn.Module, apply: Callable[[dict[str, Tensor]], Tensor]) -> None:
-        super().__init__()
-        self.network = network
-        self._features = apply
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        return self._features(inputs)
+    from fedkeel.models.whole import Whole
 
 
 @dataclass(frozen=True)
@@ -46,21 +37,23 @@ class Backbone:
     transform: str
     kind: Kind
     dim: int
-    whole: _Whole
+    whole: Whole
     read: Callable[[Any, np.ndarray], dict[str, Tensor]]
-    fresh: Callable[[int], nn.Module] | None = None
+    fresh: Callable[[int], torch.nn.Module] | None = None
     """of a network without trained weights: seed -> the network as its training starts"""
     load: Callable[[], Model] | None = None
 
     @classmethod
     def of(cls, encoder: Encoder) -> Backbone:
+        from fedkeel.models.whole import Whole
+
         model = encoder.model
         if model.apply is None or model.read is None:
             raise FedkeelError(
                 f"encoder {encoder.name} has no network to train: set data.encoder to one that has, "
                 "cnn, resnet18-small, efficientnet-lite0, minilm or hf:ID-or-folder"
             )
-        whole = _Whole(model.network, model.apply)
+        whole = Whole(model.network, model.apply)
         about = encoder.name, encoder.weights, encoder.transform, encoder.kind, model.dim
         return cls(*about, whole, model.read, model.fresh, encoder.load)
 
@@ -72,11 +65,13 @@ class Backbone:
 
     def twin(self) -> Backbone:
         """The same in memory of its own, so that another thread may use it."""
+        from fedkeel.models.whole import Whole
+
         assert self.load is not None
         model = self.load()
         assert model.apply is not None
         assert model.network is not self.whole.network
-        return replace(self, whole=_Whole(model.network, model.apply))
+        return replace(self, whole=Whole(model.network, model.apply))
 
     def must_be_transformer(self) -> None:
         if not self.mlps or not self.attention:
@@ -88,7 +83,8 @@ class Backbone:
     @cached_property
     def _norms(self) -> dict[str, _BatchNorm]:
         """The batch norms, by name."""
-        norms = {name: module for name, module in self._modules.items() if isinstance(module, _BatchNorm)}
+        kind = torch.nn.modules.batchnorm._BatchNorm
+        norms = {name: module for name, module in self._modules.items() if isinstance(module, kind)}
         for norm in norms.values():
             norm.num_batches_tracked = None  # not needed where the momentum is fixed
         return norms
@@ -111,7 +107,7 @@ class Backbone:
         return Tower(self.encoder, self.whole.network, self.kind)
 
     @cached_property
-    def _modules(self) -> dict[str, nn.Module]:
+    def _modules(self) -> dict[str, torch.nn.Module]:
         """The modules of the tower in use, by name."""
         return self._tower.modules
 
@@ -129,7 +125,7 @@ class Backbone:
     def width(self) -> int:
         """The length of a token's vector."""
         first = self._modules[self.mlps[0][0]]
-        assert isinstance(first, nn.Linear)
+        assert isinstance(first, torch.nn.Linear)
         return first.in_features
 
     def weight(self, name: str) -> Tensor:
@@ -172,7 +168,7 @@ def network_weights(tree: Tree) -> Tree:
 
 
 @contextmanager
-def _in_training(norms: Sequence[nn.Module]) -> Iterator[None]:
+def _in_training(norms: Sequence[torch.nn.Module]) -> Iterator[None]:
     for norm in norms:
         norm.train()
     try:

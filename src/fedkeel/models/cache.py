@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
 
-from fedkeel.core.atomic import sync_folder, write_atomically
+from fedkeel.core.atomic import clear, hold, sync_folder, write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.data.images import RowError
+from fedkeel.data.images import READING, RowError
 from fedkeel.data.sources.base import Source, cache_folder
 from fedkeel.models.encoders import Encoder, encoder_name, open_encoder
 
 FORMAT = 1
+FORGOTTEN = 7 * 24 * 3600
+"""Seconds after which an encoding that was begun, and that nobody continues, is deleted."""
 CHUNK = 512
 """Rows encoded between two saves; what a crash loses at most."""
 PARTS = ("train", "test")
@@ -53,10 +59,12 @@ def features(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
+    keep: bool = False,
 ) -> Encoded:
     """The dataset's features: those it comes with, else from the cache, else encoded now and kept in the cache.
 
-    ``progress`` is told (rows done, rows in all) while encoding; ``notice`` what the user should know.
+    ``progress`` is told (rows done, rows in all) while encoding; ``notice`` what the user should know. Where the cache
+    is read-only, they are not kept, which is a mistake if that is what was asked for (``keep``).
     """
     name = encoder_name(data, dataset)
     if name in dataset.ready:
@@ -66,7 +74,7 @@ def features(
     if name == "none":
         given = np.asarray(dataset.train), np.asarray(dataset.test)
         return Encoded(*given, name, encoder.weights, encoder.transform, where=f"in {dataset.name}")
-    return encoded_by(encoder, data, dataset, progress=progress, notice=notice)
+    return encoded_by(encoder, data, dataset, progress=progress, notice=notice, keep=keep)
 
 
 def encoded_by(
@@ -76,19 +84,56 @@ def encoded_by(
     *,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] = to_stderr,
+    keep: bool = False,
 ) -> Encoded:
     """What an encoder makes of the dataset, from the cache or encoded now and kept there."""
     parent = cache_folder(data) / "features"
-    key = digest([str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype])
+    parts = [str(FORMAT), dataset.fingerprint, encoder.name, encoder.weights, encoder.transform, data.dtype]
+    read = [READING] if dataset.kind == "images" and not isinstance(dataset.train, np.ndarray) else []
+    key = digest([*parts, *read])
     folder = parent / key
     if folder.is_dir():  # renamed into place when complete, so no lock is needed to read
         return _open(folder, dataset, encoder, cached=True)
+    if not keep and (why := _read_only(parent)):
+        notice(f"{parent} {why}: features are encoded and not kept; set data.cache or FEDKEEL_CACHE to keep them")
+        return _encode_only(dataset, encoder, np.dtype(data.dtype), progress)
     with _lock(parent, key, notice):
         if folder.is_dir():
             return _open(folder, dataset, encoder, cached=True)
+        _clear_forgotten(parent)
         _tell_change(parent, dataset, encoder, notice)
         _fill(folder, dataset, encoder, np.dtype(data.dtype), progress)
     return _open(folder, dataset, encoder)
+
+
+def _read_only(folder: Path) -> str | None:
+    """What the system says of a folder in which it lets nobody write, if it does; a full disk is another matter."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        told = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        return f"cannot be written ({error.strerror})" if told else None
+
+
+def _encode_only(
+    dataset: Dataset, encoder: Encoder, dtype: np.dtype[Any], progress: Callable[[int, int], None] | None
+) -> Encoded:
+    """The same numbers as the cache would hold, in memory."""
+    done, total = 0, len(dataset.train) + len(dataset.test)
+    parts = []
+    for part, rows in zip(PARTS, (dataset.train, dataset.test), strict=True):
+        found = np.empty((len(rows), encoder.dim), dtype)
+        for first in range(0, len(rows), CHUNK):
+            chunk = _encode_chunk(f"{dataset.name} {part}", rows[first : first + CHUNK], first, encoder, dtype)
+            found[first : first + CHUNK] = np.frombuffer(chunk, dtype).reshape(-1, encoder.dim)
+            done += len(rows[first : first + CHUNK])
+            if progress is not None:
+                progress(done, total)
+        parts.append(found)
+    train, test = parts
+    return Encoded(train, test, encoder.name, encoder.weights, encoder.transform, where="in memory")
 
 
 @contextmanager
@@ -120,6 +165,16 @@ def _lock(parent: Path, key: str, notice: Callable[[str], None]) -> Iterator[Non
         yield
 
 
+def _clear_forgotten(parent: Path) -> None:
+    """Delete what was begun long ago by processes that are no more; what is newer may be continued."""
+    for partial in parent.glob("*.partial"):
+        with suppress(OSError):
+            if time() - partial.stat().st_mtime > FORGOTTEN:
+                with (parent / f"{partial.stem}.lock").open("a") as lock:
+                    if hold(lock.fileno()):
+                        shutil.rmtree(partial)
+
+
 def _tell_change(parent: Path, dataset: Dataset, encoder: Encoder, notice: Callable[[str], None]) -> None:
     for path in sorted(parent.glob("*/meta.json")):
         try:
@@ -128,7 +183,7 @@ def _tell_change(parent: Path, dataset: Dataset, encoder: Encoder, notice: Calla
             if known and meta["weights"] != encoder.weights:
                 notice(f"the encoder {encoder.name} has changed since {meta['created']}: encoding {dataset.name} again")
                 return
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # damaged features of something else: told when they are opened
 
 
@@ -140,6 +195,7 @@ def _fill(
     total = len(dataset.train) + len(dataset.test)
     with _blame(partial):
         partial.mkdir(exist_ok=True)
+        clear(partial)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "dataset": dataset.name,
@@ -156,7 +212,8 @@ def _fill(
             if progress is not None:
                 progress(before + done, total)
 
-        sha256 = _encode_part(partial / f"{part}.npy", f"{dataset.name} {part}", rows, encoder, dtype, tell)
+        who = f"{dataset.name} {part}" if len(dataset.test) else dataset.name  # new rows are of neither part
+        sha256 = _encode_part(partial / f"{part}.npy", who, rows, encoder, dtype, tell)
         meta[part] = {"shape": [len(rows), encoder.dim], "sha256": sha256}
         before += len(rows)
     meta["created"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -207,7 +264,7 @@ def _progress(path: Path, file: Any, start: int, width: int, rows: int) -> tuple
     try:
         saved = json.loads(path.with_suffix(".progress").read_text(encoding="utf-8"))
         done, expected = int(saved["rows"]), saved["sha256"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return 0, None
     if not 0 < done <= rows or (done % CHUNK and done != rows):
         return 0, None
@@ -255,7 +312,7 @@ def _open(folder: Path, dataset: Dataset, encoder: Encoder, *, cached: bool = Fa
             if mapped.shape[:1] != (len(rows),):
                 raise FedkeelError(f"{path} has {mapped.shape[0]} rows, {dataset.name} has {len(rows)}: {remedy}")
             maps.append(mapped)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FedkeelError(f"the feature cache in {folder} is damaged ({error}): {remedy}") from None
     return Encoded(
         maps[0], maps[1], encoder.name, encoder.weights, encoder.transform, where=f"in {folder}", cached=cached

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Task
+from fedkeel.core.tree import Tensor
 from fedkeel.data.dataset import Kind, named
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, Model
@@ -113,7 +112,7 @@ class Dual:
 
         assert self.tower.apply is not None
         with changing(self._embedding, put_in):
-            return normalize(self.tower.apply(repeated), dim=-1)
+            return torch.nn.functional.normalize(self.tower.apply(repeated), dim=-1)
 
     def _prompted(self, tokens: int) -> list[tuple[Tensor, dict[str, Tensor]]]:
         """The names behind as many one-token words as a soft prompt has tokens; the words' vectors are replaced.
@@ -189,7 +188,7 @@ def open_dual(
         own = getattr(tower.network, "logit_scale", None)
         scale = SCALE if own is None else float(own.detach().exp())
     filled = [(TEMPLATES[kind] if template == "auto" else template).replace("{}", name) for name in class_names]
-    features = normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
+    features = torch.nn.functional.normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
     return Dual(encoder, tuple(class_names), scale, features, tower, names.load)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu6
 
 WEIGHTS = Path(__file__).parent / "weights" / "efficientnet-lite0.safetensors"
+SHA256 = "e23ae1113543e667e6df39031b39cb025b78ff85238f27110e38748a5a5858d9"
 DIM = 1280
 SIZE = 128
 """Recommended side in pixels for small images such as CIFAR's, enlarged bicubically."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.data.dataset import Dataset, Kind
-from fedkeel.data.files import file_sha256
+from fedkeel.data.files import known_sha256
 from fedkeel.data.images import RowError, open_image
 from fedkeel.data.sources.base import Source
 
@@ -161,7 +161,7 @@ def _pixels(rows: Sequence[Any] | np.ndarray) -> Encoder:
 
 
 def _efficientnet() -> Encoder:
-    from fedkeel.models.efficientnet import DIM, MEAN, SIZE, STD, WEIGHTS
+    from fedkeel.models.efficientnet import DIM, MEAN, SHA256, SIZE, STD, WEIGHTS
 
     def load() -> Model:
         import torch
@@ -189,4 +189,4 @@ def _efficientnet() -> Encoder:
         return Model(DIM, encode, network, apply, read)
 
     transform = f"{SIZE} px bicubic, mean {MEAN:.4f}, std {STD:.4f}"
-    return Encoder("efficientnet-lite0", "images", file_sha256(WEIGHTS), transform, load)
+    return Encoder("efficientnet-lite0", "images", known_sha256(WEIGHTS, SHA256), transform, load)

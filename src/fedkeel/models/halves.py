@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import Tensor
 from fedkeel.data.dataset import Kind
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.layers import Tower, seeing
@@ -58,7 +58,7 @@ def lower_half(item: Encoder, first: int, tokens: int) -> Encoder:
             states = seen[0]
             if item.kind == "texts":
                 states = states * inputs["attention_mask"].unsqueeze(2)
-                states = nn.functional.pad(states, (0, 0, 0, tokens - states.shape[1]))
+                states = torch.nn.functional.pad(states, (0, 0, 0, tokens - states.shape[1]))
             return states.flatten(1)
 
         return encoding(item, cut_texts(read, item.kind, tokens), hidden)
@@ -78,16 +78,15 @@ def encoding(item: Encoder, read: Read, apply: Apply) -> Model:
     return Model(dim, encode, None, apply, read)
 
 
-class UpperHalf(nn.Module):
+class UpperHalf:
     """The item tower from a block on: what ``lower_half`` gives in, the tower's features out."""
 
     def __init__(self, item: Encoder, model: Model, first: int) -> None:
         """Takes the model over: the blocks below are taken out of its network."""
-        super().__init__()
         assert model.read is not None
         assert model.apply is not None
         self.kind, self._features_of = item.kind, model.apply
-        self.network: nn.Module = model.network
+        self.network: torch.nn.Module = model.network
         self.tower = Tower(item.name, self.network, item.kind)
         self._states = torch.empty(0)
         try:
@@ -115,7 +114,7 @@ class UpperHalf(nn.Module):
         self.tower.embeddings.forward = lambda *args, **kwargs: self._states
         self.tower.blocks[0].register_forward_pre_hook(lambda module, args: (self._states, *args[1:]))
 
-    def forward(self, below: Tensor) -> Tensor:
+    def __call__(self, below: Tensor) -> Tensor:
         states = below.reshape(len(below), -1, self.width)
         inputs = {"pixel_values": states}  # not looked at: the embeddings give the states
         if self.kind == "texts":

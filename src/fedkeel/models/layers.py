@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor, nn
+import torch
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.tree import Tensor
 from fedkeel.data.dataset import Kind
 
 # What the families of models call the same layers.
@@ -28,11 +29,11 @@ class Tower:
     """The part of an encoder's network that reads rows of a kind: one of two towers, or all of it."""
 
     encoder: str
-    network: nn.Module
+    network: torch.nn.Module
     kind: Kind
 
     @property
-    def modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, torch.nn.Module]:
         """By their names in the network."""
         named = dict(self.network.named_modules())
         return {name: module for name, module in named.items() if name.startswith(TOWERS[self.kind])} or named
@@ -50,7 +51,7 @@ class Tower:
         return [(stem + first, stem + second) for stem, first, second in stems if stem + second in modules]
 
     @property
-    def embeddings(self) -> nn.Module:
+    def embeddings(self) -> torch.nn.Module:
         """What turns a row into the vectors of its tokens."""
         found = [module for name, module in self.modules.items() if name.endswith("embeddings")]
         return found[0]
@@ -59,7 +60,8 @@ class Tower:
     def listed(self) -> str:
         """The name of the list of blocks in the network."""
         for name, module in self.modules.items():
-            if isinstance(module, nn.ModuleList) and any(isinstance(part, nn.Linear) for part in module.modules()):
+            parts = module.modules() if isinstance(module, torch.nn.ModuleList) else ()
+            if any(isinstance(part, torch.nn.Linear) for part in parts):
                 return name
         raise FedkeelError(
             f"encoder {self.encoder} is no transformer: it has no list of blocks with linear layers; set data.encoder "
@@ -67,15 +69,15 @@ class Tower:
         )
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> torch.nn.ModuleList:
         found = self.network.get_submodule(self.listed)
-        assert isinstance(found, nn.ModuleList)
+        assert isinstance(found, torch.nn.ModuleList)
         return found
 
-    def linear(self, block: int) -> dict[str, nn.Linear]:
+    def linear(self, block: int) -> dict[str, torch.nn.Linear]:
         """The linear layers of a block, by their names in it."""
         parts = self.blocks[block].named_modules()
-        return {name: module for name, module in parts if isinstance(module, nn.Linear)}
+        return {name: module for name, module in parts if isinstance(module, torch.nn.Linear)}
 
     def keep(self, which: slice) -> None:
         """Leave only these blocks in the network, for good."""
@@ -84,7 +86,7 @@ class Tower:
 
 
 @contextmanager
-def seeing(module: nn.Module) -> Iterator[list[Tensor]]:
+def seeing(module: torch.nn.Module) -> Iterator[list[Tensor]]:
     """What goes into the module, call by call."""
     seen: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -95,7 +97,7 @@ def seeing(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def changing(module: nn.Module, change: Change) -> Iterator[None]:
+def changing(module: torch.nn.Module, change: Change) -> Iterator[None]:
     """What comes out of the module, changed."""
     hook = module.register_forward_hook(lambda module, args, output: change(output))
     try:
@@ -105,7 +107,7 @@ def changing(module: nn.Module, change: Change) -> Iterator[None]:
 
 
 @contextmanager
-def adding(first: nn.Module, second: nn.Module, extra: Change) -> Iterator[None]:
+def adding(first: torch.nn.Module, second: torch.nn.Module, extra: Change) -> Iterator[None]:
     """Something made of what goes into the first module is added to what comes out of the second, or of the same."""
     with seeing(first) as seen, changing(second, lambda output: output + extra(seen.pop())):
         yield

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear
 
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.layers import Change
 
@@ -58,4 +56,4 @@ def weights(backbone: Backbone, tree: Tree, scale: float, now: Tree | None = Non
 def beside(tree: Tree, name: str, scale: float) -> Change:
     """What a layer adds to its output: the same as an adapted weight, where nothing as large as a weight is made."""
     a, b = tree[f"A.{name}"], tree[f"B.{name}"]
-    return lambda x: linear(linear(x, a), b) * scale
+    return lambda x: torch.nn.functional.linear(torch.nn.functional.linear(x, a), b) * scale

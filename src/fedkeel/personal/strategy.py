@@ -17,13 +17,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Batch, Method, Phase, State, Visit, from_settings, settings
 from fedkeel.core.optim import SGD, AdamW, Optim
 from fedkeel.core.registry import Registry
-from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tree
+from fedkeel.core.tree import BODY, HEAD, NORM, STATS, Tensor, Tree
 from fedkeel.methods.network import NetworkModel, model_of
 from fedkeel.models.backbone import Backbone
 from fedkeel.rows.inputs import Inputs

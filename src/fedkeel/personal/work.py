@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.method import State, Visit
-from fedkeel.core.tree import Tree, learnt
+from fedkeel.core.tree import Tensor, Tree, learnt
 from fedkeel.core.watch import Watch
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.site import as_batch
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.metrics.accuracy import TestSets
+from fedkeel.metrics.calibration import own_temperature
 from fedkeel.models.prepare import prepare
 from fedkeel.personal.strategy import Strategy
 from fedkeel.rows.inputs import Inputs
@@ -139,16 +138,27 @@ class Work:
             "name": self.sites.names[client],
             "rows": len(rows),
             "on": self.on_test_sets(mine),
+            "temperature": self.temperature(client, mine),
             "distortion": distortion if isfinite(distortion) else None,
             "seconds": seconds,
             "flops": flops,
         }
+
+    def temperature(self, client: int, mine: Tree) -> float | None:
+        """Of the scores of a client's own model, from the rows that it holds back; None without any."""
+        rows, labels = self.sites.site(client).rows("validation")
+        if not len(labels):
+            return None
+        with torch.inference_mode():
+            return own_temperature(self.strategy, self.strategy.predict(self.state, mine, rows.read()), labels)
 
     def features(self, mine: Tree, rows: Tensor) -> Tensor:
         return self.strategy.encoded({**self.state.down, **mine}, self.sites.x.pick(rows).read())
 
     def flops(self, visit: Visit, client: int) -> float:
         """What a phase takes, from one batch that is counted: forward and backward of every row it visits."""
+        from torch.utils.flop_counter import FlopCounterMode
+
         rows = self.sites.rows(client)
         part = rows[:COUNTED_ROWS]
         if not visit.phase.epochs:

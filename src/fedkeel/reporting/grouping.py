@@ -19,7 +19,7 @@ from fedkeel.runs.events import Record
 # These every split has, the IID one too: an IID twin shares them. All others belong to one kind of split alone.
 COMMON_SETTINGS = {f"partition.{key}" for key in Split.model_fields if key != "kind"}
 # These change no result: runs that differ only here are the same experiment.
-IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift"}
+IDLE_SETTINGS = {"data.cache", "run.threads", "run.seed", "run.drift", "run.lost"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Group:
         """Bytes sent up to each round, up and down, mean over the runs shown."""
         totals = []
         for run in (run for run, _ in self.shown if run.rounds):
-            rounds = np.array([event["round"] for event in run.exchanges], dtype=int)
-            sent = [event["bytes_up"] + event["bytes_down"] for event in run.exchanges]
+            rounds = np.array([event["round"] for event in run.traffic], dtype=int)
+            sent = [event["bytes_up"] + event["bytes_down"] for event in run.traffic]
             each = np.bincount(rounds, sent, minlength=len(run.rounds) + 1)  # a round may send nothing
             totals.append(np.cumsum(each)[1 : len(run.rounds) + 1])
         return np.asarray(np.mean([total[: min(map(len, totals))] for total in totals], axis=0))
@@ -107,7 +107,8 @@ def _split(record: Record) -> dict[str, Any]:
 def _twin_key(record: Record, **changed: Any) -> tuple[int, str]:
     around = _settings(record, "data", "shift", "method", "run")
     around |= {f"method.{key}": value for key, value in changed.items()}
-    return record.seed, json.dumps([around, _common(_settings(record, "partition"))], sort_keys=True)
+    origin = {part: value for part, value in record.start.get("provenance", {}).items() if part != "split"}
+    return record.seed, json.dumps([around, origin, _common(_settings(record, "partition"))], sort_keys=True)
 
 
 def _common(split: Mapping[str, Any]) -> dict[str, Any]:

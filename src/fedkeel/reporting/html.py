@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
+from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.reporting.commentary import SILENCE, Commentary
 from fedkeel.reporting.render import render
@@ -53,14 +52,10 @@ def build(records: Sequence[Record], out: Path, title: str | None = None, commen
 
 
 def write(text: str, out: Path) -> Path:
-    partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, out)
+        write_atomically(out, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise FedkeelError(f"the report cannot be written to {out}: {error.strerror}; choose another place") from None
     return out
 

@@ -48,8 +48,8 @@ class PersonalSection:
     """what the test set of a client is"""
     tabulated: Table
     seeds: int
-    waiting: int
-    """how many attempts have not ended"""
+    waiting: Sequence[str]
+    """attempts that have not ended"""
     remarks: Sequence[str]
     figures: Sequence[Sequence[Picture]]
     mapped: bool

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.personal.plan import Wish, unfinished
 from fedkeel.reporting.grouping import Group
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.runs.events import Record, personalised
@@ -80,6 +81,7 @@ def label(record: Record) -> str:
     if not record.post_hoc:
         return OWN
     words = [f"{key}={value}" for key, value in _chosen(record).items()]
+    words += [f"of {len(record.personal)} clients"] if Wish.behind(record).only else []
     return ", ".join([record.method, *words]) if record.folder.name.startswith(record.method) else record.folder.name
 
 
@@ -89,9 +91,10 @@ def _chosen(record: Record) -> dict[str, Any]:
     return {key: method[key] for key in re.findall(r"_([a-z][a-z_]*)=", record.folder.name) if key in method}
 
 
-def waiting(found: Sequence[Group]) -> int:
-    """How many attempts to personalise a run have not ended."""
-    return sum(record.end is None for group in found for run in group.runs for record in personalised(run.folder))
+def waiting(found: Sequence[Group]) -> list[str]:
+    """A line for each attempt to personalise a run that has not ended, with the command that continues it."""
+    every = [record for group in found for run in group.runs for record in personalised(run.folder)]
+    return [f"{label(record)}: {unfinished(record)}" for record in every if record.end is None]
 
 
 def mean_and_deviation(values: Iterable[float | None], factor: float = 100) -> tuple[float | None, float | None]:

@@ -10,7 +10,7 @@ import tomli_w
 
 from fedkeel.data.ownership import IID
 from fedkeel.metrics.features import common_mean
-from fedkeel.reporting import balance, diagnostics, personal, plots
+from fedkeel.reporting import balance, diagnostics, personal, plots, trust
 from fedkeel.reporting.balance import BalanceSection
 from fedkeel.reporting.canvas import Picture
 from fedkeel.reporting.commentary import Commentary
@@ -74,10 +74,15 @@ class Story:
     bands: str
     """what the bands in those figures are"""
     geometry: Table | None
+    trust: Table | None
+    uncalibrated: bool
+    """whether some model's scores have no temperature"""
     cost: Table
     refused: Table | None
     refusals: int
     """how many there were; the table has the first"""
+    lost: int
+    """exchanges in which nobody's update was accepted"""
     configurations: Sequence[Configuration]
 
 
@@ -101,9 +106,12 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
         drift=drift(found, look),
         bands=plots.band_note(found),
         geometry=diagnostics.geometry_table(found),
+        trust=trust.trust_table(found),
+        uncalibrated=trust.uncalibrated(found),
         cost=cost_table(rows),
         refused=Table(["Run", "Round", "Client", "Reason"], refusals[:MOST_REFUSED], words=4) if refusals else None,
         refusals=len(refusals),
+        lost=sum(len(run.lost) for group in found for run in group.runs),
         configurations=[_configuration(group, run) for group in found for run in group.runs],
     )
 
@@ -245,7 +253,7 @@ def _refusals(found: Sequence[Group]) -> list[list[str]]:
         [run.folder.name, str(event["round"]), refusal["client"], refusal["reason"]]
         for group in found
         for run in group.runs
-        for event in run.exchanges
+        for event in run.traffic
         for refusal in event["refused"]
     ]
 

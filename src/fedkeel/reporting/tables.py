@@ -52,8 +52,9 @@ def summary_row(record: Record, iid: Record | None) -> dict[str, Any]:
     Costs up to Acc@95 follow OvA-LP Tables 3 and 5: clients work in parallel, so a round lasts one client's mean
     work plus the server's.
     """
-    curve, exchanges = record.accuracy_curve, record.exchanges
-    training = [event for event in exchanges if event["round"] >= 1]
+    curve, exchanges = record.accuracy_curve, record.traffic
+    last = record.start["config"]["method"].get("rounds", len(curve))  # what comes later belongs to no round
+    training = [event for event in exchanges if 1 <= event["round"] <= last]
     rounds = max(1, len({event["round"] for event in training}))
     # Acc@95 is relative to the final accuracy, which an unfinished run does not have yet.
     acc95 = acc95_round(curve) if record.end else None

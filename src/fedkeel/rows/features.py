@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
+from fedkeel.core.tree import Tensor
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedkeel.core.tree import Tree
+from fedkeel.core.pulse import beat
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.models.backbone import Backbone, network_weights
 
 
@@ -67,6 +67,7 @@ class Inputs:
     def features(self, **adapted: Any) -> Tensor:
         """The rows encoded, adapted as ``Backbone.features`` says, and prepared."""
         features = self.backbone.features(self.source(self.index.numpy()), moves=self.moves, **adapted)
+        beat(len(self))
         return features if self.prepared is None else self.prepared(features)
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
+from fedkeel.core.tree import Tensor
 from fedkeel.models.dual import Dual
 
 Array = np.ndarray | Tensor
@@ -54,7 +53,7 @@ class Items:
     def get(self, name: str) -> Tensor:
         """The picked rows of an array, in float32."""
         array, index = self.held[name]
-        if isinstance(array, Tensor):
+        if isinstance(array, torch.Tensor):
             return array[index]
         return torch.from_numpy(np.asarray(array[index.numpy()], dtype=np.float32))
 
@@ -89,6 +88,6 @@ class Items:
 
 def items(dual: Dual, features: Array, **more: Array) -> Items:
     """Rows with their features, and other arrays that a method needs, all of them picked."""
-    unit = normalize(torch.from_numpy(np.asarray(features, dtype=np.float32).copy()), dim=-1)
+    unit = torch.nn.functional.normalize(torch.from_numpy(np.asarray(features, dtype=np.float32).copy()), dim=-1)
     every = torch.arange(len(unit))
     return Items(dual, {name: (array, every) for name, array in {"features": unit, **more}.items()})

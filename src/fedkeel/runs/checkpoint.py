@@ -7,22 +7,20 @@ with a kill comes out the same when it is done again; a simulation therefore wri
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
-from fedkeel.core.atomic import claim, write_atomically
+from fedkeel.core.atomic import claim, clear
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import NEVER
 from fedkeel.core.method import State
-from fedkeel.core.tree import Tree, digest, put, take
+from fedkeel.core.sealed import Unsound, read_tensors, write_tensors
+from fedkeel.core.tree import put, take
 
 JOURNAL, PRIVATE, BEST = "journal", "private.sqlite", "best.safetensors"
 KEEP = 2
@@ -33,6 +31,7 @@ DEARER = 4
 """So many times as long as a checkpoint took, with what clients keep, is worked before the next."""
 CLIENTS, ACCEPTED = "accepted/clients", "accepted/exchanges"
 """Of the clients that were visited, who they are and the exchange of the last update accepted from each."""
+COHORT = "cohort"
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,10 @@ class Checkpoint:
     state: State
     accepted: np.ndarray
     """of each client, the exchange of the last update that was accepted from it"""
+    head: str = ""
+    """what the record ended with by then"""
+    cohort: list[int] = field(default_factory=list)
+    """who took part in the phase: the next one may ask the same clients"""
 
 
 class Checkpoints:
@@ -56,6 +59,8 @@ class Checkpoints:
         self._last, self.cost = monotonic(), 0.0
         busy = f"{folder} is in use by another run: wait for it, or choose another --out"
         self._lock = claim(self._folder, self._folder / "lock", busy)
+        for other in (folder, folder / "clients"):
+            clear(other)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -79,11 +84,10 @@ class Checkpoints:
         tensors = put("shared/", state.shared) | put("server/", state.server) | put("per_client/", state.per_client)
         visited = np.flatnonzero(point.accepted != NEVER)
         tensors[CLIENTS], tensors[ACCEPTED] = (torch.from_numpy(a) for a in (visited, point.accepted[visited]))
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        tensors[COHORT] = torch.tensor(point.cohort, dtype=torch.int64)
         about: dict[str, Any] = {"round": point.round, "index": point.index, "clients": len(point.accepted)}
-        about |= {"experiment": self._experiment, "digest": digest(tensors)}
-        path = self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors")
-        write_atomically(path, save(tensors, metadata={"fedkeel": json.dumps(about)}))
+        about |= {"experiment": self._experiment, "head": point.head, "private": self.private.exists()}
+        write_tensors(self._folder / (name or f"{point.round:06d}-{point.index:02d}.safetensors"), tensors, about)
         for old in self._files()[:-KEEP]:
             old.unlink(missing_ok=True)
         self._last = monotonic()
@@ -91,34 +95,40 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """The last checkpoint, verified; None if there is none."""
         files = self._files()
-        return self._read(files[-1]) if files else None
+        before = "the checkpoint before it" if len(files) > 1 else "the start"
+        return self._read(files[-1], f"delete it, and --resume continues from {before}") if files else None
 
     def keep(self, round: int, state: State) -> None:
         """Remember the state after a round as the best one so far."""
         self.save(Checkpoint(round, 0, state, np.empty(0, dtype=np.int64)), BEST)
 
+    @property
+    def kept(self) -> Path:
+        """Where the best state is."""
+        return self._folder / BEST
+
     def best(self) -> Checkpoint | None:
         """What was kept last, verified."""
-        path = self._folder / BEST
-        return self._read(path) if path.exists() else None
+        return self._read(self.kept, self._again) if self.kept.exists() else None
+
+    @property
+    def _again(self) -> str:
+        return f"fedkeel run {self._folder.parent / 'config.toml'} --out OTHER runs it again"
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("[0-9]*.safetensors"))
 
-    def _read(self, path: Path) -> Checkpoint:
+    def _read(self, path: Path, remedy: str) -> Checkpoint:
         try:
-            with safe_open(path, framework="pt") as file:
-                about: dict[str, Any] = json.loads(file.metadata()["fedkeel"])
-                # Copied, because arithmetic may round differently where memory is not aligned, as it is in the file.
-                tensors: Tree = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            sound = digest(tensors) == about["digest"]
-        except (SafetensorError, ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
-            raise FedkeelError(f"{path} is damaged: delete it, and --resume continues from the checkpoint before it")
+            tensors, about = read_tensors(path)
+        except Unsound:
+            raise FedkeelError(f"{path} is damaged: {remedy}") from None
         if about["experiment"] != self._experiment:
             raise FedkeelError(f"{path} belongs to another configuration: restore config.toml or choose another --out")
         state = State(take("shared/", tensors), take("server/", tensors), take("per_client/", tensors))
         accepted = np.full(about["clients"], NEVER, dtype=np.int64)
         accepted[tensors[CLIENTS].numpy()] = tensors[ACCEPTED].numpy()
-        return Checkpoint(about["round"], about["index"], state, accepted)
+        if about["private"] and not self.private.exists():
+            raise FedkeelError(f"{self.private}, where clients keep what is their own, is gone: {self._again}")
+        cohort = tensors[COHORT].tolist()
+        return Checkpoint(about["round"], about["index"], state, accepted, about["head"], cohort)

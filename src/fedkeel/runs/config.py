@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator
 
-from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.errors import FedkeelError, shortened, unknown
 from fedkeel.core.method import METHODS, from_settings, settings
 from fedkeel.core.settings import Open, Section
 from fedkeel.data.shifts import Shift
@@ -24,14 +25,15 @@ DEFAULT_METHOD = "ova-lp"
 OPEN: dict[str, type[Open]] = {"data": Source, "partition": Split}
 """Sections that have settings of the source or the kind of split they name."""
 Model = TypeVar("Model", bound=BaseModel)
+LONGEST_FILE = 1 << 20
 Said = dict[str, Any]
 """Sections with some of their keys."""
 
 
 class Run(Section):
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**63 - 1)
     engine: Literal["local", "wire"] = "local"
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=1024)
     """CPU threads; 0 = all cores"""
     keep: Literal["last", "best"] = "last"
     """the finished model: after the last round, or after the round that is best on the clients' validation rows"""
@@ -41,6 +43,8 @@ class Run(Section):
     """further observers of the run, by name"""
     drift: bool = False
     """measure after every round how far clients pull apart (linear heads) or leave zero-shot (dual encoders)"""
+    lost: int = Field(3, ge=1)
+    """times in a row that a round may be lost, nobody's update accepted, before the run stops"""
 
     @field_validator("observe", mode="before")
     @classmethod
@@ -72,7 +76,7 @@ class Experiment(Section):
 
     def digest(self) -> str:
         """sha256 of the complete configuration, leaving out what cannot change a result."""
-        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "report": True})
+        plain = self.model_dump(mode="json", exclude={"data": {"cache"}, "run": {"lost"}, "report": True})
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
@@ -115,13 +119,27 @@ def _plain(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            text = file.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise FedkeelError(f"{path} has more than {LONGEST_FILE:,} bytes: expected a config, which is a short text")
+        return _parsed(text.decode("utf-8-sig").replace("\r\n", "\n"))
     except FileNotFoundError:
         raise FedkeelError(f"there is no config file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise FedkeelError(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise FedkeelError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """What TOML reads; a ValueError says what it cannot, a number of 100,000 digits or brackets as deep among it."""
+    if re.search(r"(\.\s*[\w-]+\s*){100}", text):  # tomllib takes minutes
+        raise ValueError("a key of 100 parts and more")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, where: str = "config") -> Experiment:
@@ -168,12 +186,16 @@ def _laid_over(section: str, before: Mapping[str, Any], values: Any) -> dict[str
     if not isinstance(values, Mapping):
         if section not in Experiment.model_fields:
             raise unknown("key", section, _keys())
-        example = next(key for key in _keys() if key.startswith(f"{section}."))
-        raise FedkeelError(f"{section} is a section: set one of its keys, e.g. {example}")
+        raise FedkeelError(_section_wanted(section))
     if section in OPEN or section == "method":
         old, new = _fields(section, before), _fields(section, {**before, **values})
         before = {key: value for key, value in before.items() if key in new or key not in old}  # drop the old one's own
     return {**before, **values}
+
+
+def _section_wanted(section: str) -> str:
+    example = next(key for key in _keys() if key.startswith(f"{section}."))
+    return f"{section} is a section: set one of its keys, e.g. {example}"
 
 
 def _fields(section: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,7 +217,9 @@ def _keys() -> list[str]:
 def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: str = "") -> Model:
     """The model with these values; a key or value it does not take is told in one line."""
     try:
-        return model.model_validate(values)
+        model_of_them = model.model_validate(values)
+        _no_truth_for_a_number(values, model_of_them, where, prefix)
+        return model_of_them
     except ValidationError as error:
         first = error.errors()[0]
         key = prefix + ".".join(str(part) for part in first["loc"])
@@ -205,7 +229,20 @@ def checked(model: type[Model], values: Mapping[str, Any], where: str, prefix: s
         wrong = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # of keys that do not go together
             raise FedkeelError(f"{where}: {wrong}") from None
-        raise FedkeelError(f"{where}: {key} is {first['input']!r}: {wrong[0].lower()}{wrong[1:]}") from None
+        if key in Experiment.model_fields:
+            raise FedkeelError(f"{where}: {_section_wanted(key)}") from None
+        got = shortened(repr(first["input"]))
+        raise FedkeelError(f"{where}: {key} is {got}: {wrong[0].lower()}{wrong[1:]}") from None
+
+
+def _no_truth_for_a_number(values: Mapping[str, Any], model: BaseModel, where: str, prefix: str) -> None:
+    """``run.seed=true`` would be seed 1."""
+    for key, value in values.items():
+        got = getattr(model, key, None)
+        if isinstance(value, bool) and type(got) in (int, float):
+            raise FedkeelError(f"{where}: {prefix}{key} is {str(value).lower()}: expected a number")
+        if isinstance(value, Mapping) and isinstance(got, BaseModel):
+            _no_truth_for_a_number(value, got, where, f"{prefix}{key}.")
 
 
 def _elsewhere(key: str, sections: Mapping[str, Any]) -> str | None:
@@ -221,17 +258,26 @@ def _elsewhere(key: str, sections: Mapping[str, Any]) -> str | None:
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
+    key, equals, value = must_be_utf8(text).partition("=")
     if not equals or not key.strip():
         raise FedkeelError(f"--set {text!r}: expected key=value, e.g. --set method.rounds=20")
     return key.strip(), value_of(value)
 
 
+def must_be_utf8(text: str) -> str:
+    """The text itself, if it can be written down: a command line may hold bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise FedkeelError(f"{text!a} is not UTF-8 (at {text[error.start]!a}): type it anew") from None
+    return text
+
+
 def value_of(text: str) -> Any:
     """What TOML reads a text as, else the text itself; and {} is text, as no setting is a table."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = _parsed(f"value = {text}")["value"]
+    except ValueError:
         return text.strip()
     return text.strip() if isinstance(value, dict) else value
 
@@ -241,10 +287,10 @@ def nested(values: Mapping[str, Any]) -> Said:
     sections: Said = {}
     for key, value in values.items():
         section, dot, name = key.partition(".")
-        if dot:
-            sections.setdefault(section, {})[name] = value
-        else:
+        if not dot:
             sections[section] = value
+        elif isinstance(inside := sections.setdefault(section, {}), dict):  # else it is told that it is a section
+            inside[name] = value
     return sections
 
 

@@ -13,6 +13,7 @@ from fedkeel.core.roster import Enrolment
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.duplicates import Duplicates, without_copies
 from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.shifts import flipped, long_tail, noisy_labels
@@ -22,6 +23,7 @@ from fedkeel.metrics.accuracy import TestSets
 from fedkeel.models.cache import features as encode
 from fedkeel.runs.config import Experiment
 from fedkeel.runs.opening import Opened, open_rows
+from fedkeel.runs.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Federation:
     rows: Opened
     labels: np.ndarray
     """Training labels as the clients see them: with label noise, where there is any."""
+    duplicates: Duplicates
+    provenance: Provenance
 
     def label_counts(self) -> np.ndarray:
         return self.manifest.train.label_counts(self.labels, self.dataset.classes)
@@ -71,8 +75,11 @@ class Federation:
         return Enrolment.of_counts(manifest.names, self.label_counts(), len(manifest.validation.rows), counts)
 
 
-def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> tuple[Manifest, np.ndarray, Dataset]:
-    """The split before anything is trained: (who owns which rows, the labels clients train on, the shifted data)."""
+def divide(
+    experiment: Experiment, dataset: Dataset, watch: Watch = SILENT
+) -> tuple[Manifest, np.ndarray, Dataset, Duplicates]:
+    """The split before anything is trained: (who owns which rows, the labels clients train on, the shifted data, how
+    many test rows are training rows as well)."""
     seed, shift = experiment.run.seed, experiment.shift
     kept = None
     if shift.long_tail > 1:
@@ -84,23 +91,29 @@ def divide(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> t
         features=lambda: encode(experiment.data, dataset, progress=watch.encoded, notice=watch.notice).train,
         rows=kept,
     )
+    drop = experiment.data.duplicates == "drop"
+    manifest, duplicates = without_copies(dataset, manifest, drop, watch.notice)
     dataset, manifest = flipped(dataset, manifest, shift.flip, seed)
     dataset, manifest = corrupted(dataset, manifest, shift, seed)
     labels = dataset.train_labels.astype(np.int64)
     if shift.noise != "none":
         source = dataset.name
         labels = noisy_labels(labels, manifest.train, shift.noise, shift.noise_ratio, dataset.classes, source, seed)
-    return manifest, labels, dataset
+    return manifest, labels, dataset, duplicates
 
 
 def assemble(experiment: Experiment, dataset: Dataset, watch: Watch = SILENT) -> Federation:
     """Everything a run needs, with features encoded or taken from the cache."""
-    manifest, labels, dataset = divide(experiment, dataset, watch)
+    loaded = dataset
+    manifest, labels, dataset, duplicates = divide(experiment, dataset, watch)
     method = from_settings(experiment.method)
     rows = open_rows(experiment.data, dataset, method, watch)
     if not len(manifest.train.rows):
-        raise FedkeelError("no client has a training row: check data.limit, partition.validation and partition.test")
-    federation = Federation(dataset, manifest, rows, labels)
+        raise FedkeelError(
+            "no client has a training row: check data.limit, data.duplicates, partition.validation and partition.test"
+        )
+    provenance = Provenance.of(experiment, loaded, (rows.encoder, rows.weights, rows.transform))
+    federation = Federation(dataset, manifest, rows, labels, duplicates, provenance)
     if experiment.run.evaluate == "federated" and not len(manifest.test.rows):
         raise FedkeelError(
             "run.evaluate is 'federated', but no client has test rows of its own: set partition.test, e.g. 0.2, or "

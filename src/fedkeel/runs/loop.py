@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Literal
 
-from torch import Tensor
-
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Phase, State, Task, exchange_number
-from fedkeel.engines.base import Engine, Exchange, choose
+from fedkeel.core.tree import Tensor
+from fedkeel.core.watch import SILENT, Watch
+from fedkeel.engines.base import Engine, Exchange, choose, why_lost
 from fedkeel.methods.heads.centre import MEAN, Centre
 from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.events import Log
@@ -25,21 +27,24 @@ class Loop:
     log: Log
     checkpoints: Checkpoints
     observers: Sequence[Observer] = field(default=())
+    lost: int = 3
+    watch: Watch = SILENT
 
     def rounds(self, start: State) -> State:
         """Run or continue all rounds."""
         done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
         self.engine.resume(done.accepted, self.last_of(done))
         point = saved = done
+        exchanges = Exchanges(self.engine, self.log, self.lost, self.watch)
         try:
             for round in range(done.round, self.method.rounds + 1):
-                began, cohort = perf_counter(), list[int]()
+                began = perf_counter()
                 for index, phase in enumerate(self.method.plan(round)):
-                    cohort = choose(self.engine.roster, self.method, phase, round, cohort)
                     if (round, index) <= (done.round, done.index):
                         continue
-                    state = exchanged(self.method, self.engine, self.log, point.state, phase, round, index, cohort)
-                    point = Checkpoint(round, index, state, self.engine.accepted)
+                    before = point.cohort if index else []
+                    state, cohort = exchanges.one(self.method, point.state, phase, round, index, before)
+                    point = Checkpoint(round, index, state, self.engine.accepted, cohort=cohort)
                     if self.checkpoints.due:
                         saved = self.save(point)
                 for observer in self.observers:
@@ -59,7 +64,7 @@ class Loop:
         """What clients keep lasts first: a checkpoint must never speak of more than there is."""
         started = perf_counter()
         self.engine.settle()
-        self.checkpoints.save(point)
+        self.checkpoints.save(replace(point, head=self.log.head))
         self.checkpoints.cost = perf_counter() - started
         return point
 
@@ -72,18 +77,43 @@ class Loop:
         )
 
 
-def exchanged(
-    method: AnyMethod, engine: Engine, log: Log, state: State, phase: Phase, round: int, index: int, cohort: list[int]
-) -> State:
-    """The state after one exchange, which is put on record."""
-    exchange = engine.exchange(method, state, phase, round, cohort)
-    record(log, exchange, phase, round, index)
-    return state if exchange.update is None else method.merge(state, exchange.update, phase)
+@dataclass(frozen=True)
+class Exchanges:
+    """The exchanges of a run, each on record.
+
+    One in which nobody's update was accepted is lost: it changes nothing and is tried again, with another sample of
+    clients where the phase draws one. After ``lost`` in a row the run stops.
+    """
+
+    engine: Engine
+    log: Log
+    lost: int
+    watch: Watch
+
+    def one(
+        self, method: AnyMethod, state: State, phase: Phase, round: int, index: int, before: list[int]
+    ) -> tuple[State, list[int]]:
+        """The state after a phase, and who took part in it."""
+        for attempt in range(self.lost):
+            cohort = choose(self.engine.roster, method, phase, round, before, attempt)
+            exchange = self.engine.exchange(method, state, phase, round, cohort)
+            if exchange.accepted or not cohort:
+                record(self.log, "exchange", exchange, phase, round, index)
+                return state if exchange.update is None else method.merge(state, exchange.update, phase), cohort
+            record(self.log, "lost", exchange, phase, round, index, attempt=attempt)
+            where, why = f"{self.log.folder}: round {round}, phase {phase.name!r}", why_lost(exchange.refused)
+            self.watch.notice(f"{where}, is lost ({attempt + 1} of {self.lost}): {why}")
+        raise FedkeelError(
+            f"{where}, was lost {self.lost} times in a row (run.lost): {why}; mend that, and fedkeel run --out "
+            f"{self.log.folder} --resume tries again, or choose other settings and another --out"
+        )
 
 
-def record(log: Log, exchange: Exchange, phase: Phase, round: int, index: int) -> None:
+def record(
+    log: Log, event: Literal["exchange", "lost"], exchange: Exchange, phase: Phase, round: int, index: int, **more: int
+) -> None:
     log.write(
-        "exchange",
+        event,
         round=round,
         index=index,
         phase=phase.name,
@@ -93,14 +123,15 @@ def record(log: Log, exchange: Exchange, phase: Phase, round: int, index: int) -
         bytes_down=exchange.bytes_down,
         client_seconds=exchange.client_seconds,
         server_seconds=exchange.server_seconds,
+        **more,
     )
 
 
-def federated_mean(engine: Engine, dim: int, log: Log) -> Tensor:
+def federated_mean(exchanges: Exchanges, dim: int) -> Tensor:
     """The mean feature of all training rows: one exchange before round 1, on record as round 0."""
-    centre, roster = Centre(), engine.roster
-    state, cohort = centre.start(Task(dim, 0, len(roster.names), roster.seed)), list[int]()
+    centre, roster = Centre(), exchanges.engine.roster
+    state: State = centre.start(Task(dim, 0, len(roster.names), roster.seed))
+    cohort: list[int] = []
     for index, phase in enumerate(centre.plan(0)):
-        cohort = choose(roster, centre, phase, 0, cohort)
-        state = exchanged(centre, engine, log, state, phase, 0, index, cohort)
+        state, cohort = exchanges.one(centre, state, phase, 0, index, cohort)
     return state.shared[MEAN]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 
-from fedkeel.core.atomic import safe_name, write_atomically
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.atomic import safe_name
+from fedkeel.core.errors import FedkeelError, UnknownName
 from fedkeel.core.method import AnyMethod, State, from_settings, settings
+from fedkeel.core.sealed import KEY, Unsound, read_tensors, write_tensors
 from fedkeel.core.tree import Tree, digest
 from fedkeel.data.dataset import Kind
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, open_named
-from fedkeel.runs.opening import open_new
+from fedkeel.runs.events import EVENTS, PERSONAL
+from fedkeel.runs.opening import Encode, at_once, open_new
+from fedkeel.runs.summary import load_summary
 
 MODEL, CLIENTS = "model.safetensors", "clients"
 PREPARED_MEAN = "prepare.mean"
@@ -38,31 +39,47 @@ class Model:
     class_names: tuple[str, ...]
     mine: Tree = field(default_factory=dict)
     """What a client keeps for itself, if this is a personal model."""
+    temperature: float | None = None
+    """By which logits are divided before they become scores; None where no validation rows were there to fit it on."""
+    seal: str = ""
+    """Of the file that it was read from."""
 
     @property
     def digest(self) -> str:
         """sha256 over the final parameters."""
         return digest(self.shared)
 
-    def save(self, path: str | Path) -> None:
-        tensors = {name: value.contiguous() for name, value in self.shared.items()}
-        if self.mean is not None:
-            tensors[PREPARED_MEAN] = self.mean
-        about = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
-        write_atomically(Path(path), to_bytes(tensors, metadata={"fedkeel": json.dumps(about)}))
+    def save(self, path: str | Path) -> str:
+        """Write the model to a file; gives the file's seal."""
+        mean = {} if self.mean is None else {PREPARED_MEAN: self.mean}
+        about: dict[str, Any] = {"method": settings(self.method), "data": self.data, "class_names": self.class_names}
+        about["temperature"] = self.temperature
+        return write_tensors(Path(path), {**self.shared, **mean}, about)
 
     @classmethod
     def load(cls, path: str | Path) -> Model:
         try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["fedkeel"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            tensors, about = read_tensors(Path(path))
+            method, data, names = from_settings(about["method"]), dict(about["data"]), tuple(about["class_names"])
+            temperature = None if about["temperature"] is None else float(about["temperature"])
+            if not (temperature is None or 0 < temperature < inf) or not all(isinstance(name, str) for name in names):
+                raise Unsound("it makes no sense")
         except FileNotFoundError:
-            raise FedkeelError(f"there is no {path}: the run is not finished; continue it with --resume") from None
-        except (SafetensorError, ValueError, KeyError, TypeError):
-            raise FedkeelError(f"{path} is damaged or no fedkeel model: run again to make it anew") from None
+            raise FedkeelError(f"there is no {path}, the run is not finished: {_makes(Path(path).parent)}") from None
+        except UnknownName:  # of a method that is not installed here
+            raise
+        except (Unsound, KeyError, TypeError, ValueError, AttributeError):  # a seal tells damage, not who wrote it
+            raise FedkeelError(f"{path} is damaged or no fedkeel model: {_makes(Path(path).parent)}") from None
         mean = tensors.pop(PREPARED_MEAN, None)
-        return cls(from_settings(about["method"]), tensors, mean, about["data"], tuple(about["class_names"]))
+        return cls(method, tensors, mean, data, names, temperature=temperature, seal=about[KEY])
+
+    @classmethod
+    def of(cls, run: Path) -> Model:
+        """The model of a run in its folder."""
+        model, summary = cls.load(run / MODEL), load_summary(run)
+        if summary is not None and summary["files"][MODEL] != model.seal:
+            raise FedkeelError(f"{run / MODEL} is not the one that {run} ended with: {_makes(run)}")
+        return model
 
     @property
     def kind(self) -> Kind:
@@ -87,13 +104,14 @@ class Model:
             )
         return encoder
 
-    def scores(self, rows: Sequence[Any] | np.ndarray) -> np.ndarray:
+    def scores(self, rows: Sequence[Any] | np.ndarray, encode: Encode = at_once) -> np.ndarray:
         """Probabilities (rows, classes) of new rows: texts or images as the source had them, or encoded features."""
         encoded = isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.dtype.kind == "f"
         given = encoded or self.data["encoder"] == "none"
-        x = open_new(rows, self, None if given else self.encoder(rows))
+        x = open_new(rows, self, None if given else self.encoder(rows), encode)
         with torch.inference_mode():
-            found: np.ndarray = self.method.scores(self.method.predict(State(self.shared), self.mine, x.read())).numpy()
+            logits = self.method.predict(State(self.shared), self.mine, x.read())
+            found: np.ndarray = self.method.scores(logits / (self.temperature or 1.0)).numpy()
         return found
 
     def predict(self, rows: Sequence[Any] | np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -112,12 +130,25 @@ def client_file(folder: Path, name: str) -> Path:
 
 def save_client(path: Path, tree: Tree) -> None:
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, to_bytes({name: value.contiguous() for name, value in tree.items()}))
+    write_tensors(path, tree, {"client": path.stem})
 
 
 def load_client(path: Path) -> Tree:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    except (SafetensorError, ValueError, KeyError, TypeError):
-        raise FedkeelError(f"{path} is damaged: delete it, and the same command makes it anew") from None
+        tree, about = read_tensors(path)
+    except Unsound:
+        raise FedkeelError(f"{path} is damaged: delete it, and {makes_clients(path.parent.parent)}") from None
+    if about.get("client") != path.stem:
+        raise FedkeelError(f"{path} is of another client: delete it, and {makes_clients(path.parent.parent)}")
+    return tree
+
+
+def makes_clients(folder: Path) -> str:
+    """What makes the clients' own models in a folder."""
+    if folder.absolute().parent.name == PERSONAL:
+        return f"fedkeel personalize {folder.parent.parent} with the same --method makes it anew"
+    return _makes(folder)
+
+
+def _makes(run: Path) -> str:
+    return f"fedkeel run --out {run} --resume makes it" if (run / EVENTS).exists() else "run again to make it"

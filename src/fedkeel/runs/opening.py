@@ -4,25 +4,24 @@ taken to a dual encoder. Nobody else asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod
 from fedkeel.core.rows import Rows
+from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources.base import Source
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.backbone import Backbone
-from fedkeel.models.cache import encoded_by
-from fedkeel.models.cache import features as encode
+from fedkeel.models.cache import encoded_by, features
 from fedkeel.models.dual import open_dual
 from fedkeel.models.encoders import NETWORKS, Encoder, encoder_name, open_encoder
 from fedkeel.models.prepare import Preparation, as_rows, prepare, prepared
@@ -75,9 +74,18 @@ def open_rows(data: Source, dataset: Dataset, method: AnyMethod, watch: Watch) -
     if isinstance(method, DualTuned):
         return _as_items(data, dataset, method, watch)
     _must_be_trained(data, dataset)
-    made = encode(data, dataset, progress=watch.encoded, notice=watch.notice)
+    made = features(data, dataset, progress=watch.encoded, notice=watch.notice)
     train, test = (Features(as_rows(part)) for part in (made.train, made.test))
     return Opened(train, test, made.encoder, made.weights, made.transform)
+
+
+def encoder_of(data: Source, dataset: Dataset, method: AnyMethod) -> tuple[str, str, str]:
+    """Name, weights and transform of the encoder with which rows are opened for a method; no network is loaded."""
+    name = encoder_name(data, dataset, trains=method.reads == "inputs")
+    if method.reads == "features" and name in dataset.ready:
+        return name, dataset.ready[name].weights, dataset.ready[name].transform
+    encoder = open_encoder(data, dataset, trains=method.reads == "inputs")
+    return encoder.name, encoder.weights, encoder.transform
 
 
 def tokens_of(method: AnyMethod) -> int:
@@ -119,7 +127,7 @@ def _as_items(data: Source, dataset: Dataset, method: DualTuned, watch: Watch) -
         array: encoded_by(encoder, data, dataset, **told) for array, encoder in method.module.encoders(item).items()
     }
     if "features" not in arrays:
-        arrays["features"] = encode(data, dataset, **told)
+        arrays["features"] = features(data, dataset, **told)
     train = items(dual, **{array: made.train for array, made in arrays.items()})
     test = items(dual, **{array: made.test for array, made in arrays.items()})
     return Opened(train, test, item.name, item.weights, item.transform)
@@ -130,18 +138,28 @@ def prepared_inputs(rows: Inputs, how: Preparation, mean: Tensor | None) -> Inpu
     return rows if how == "raw" else replace(rows, prepared=partial(prepared, how=how, mean=mean))
 
 
-def open_new(rows: Sequence[Any] | np.ndarray, model: Trained, item: Encoder | None) -> Rows[Any]:
+Encode = Callable[[Encoder, Any], np.ndarray]
+"""From an encoder and rows to features."""
+
+
+def at_once(encoder: Encoder, rows: Any) -> np.ndarray:
+    return encoder.encode(rows)
+
+
+def open_new(
+    rows: Sequence[Any] | np.ndarray, model: Trained, item: Encoder | None, encode: Encode = at_once
+) -> Rows[Any]:
     """Rows that a finished model has not seen, as its method reads them; without an encoder they are features."""
     method, how = model.method, preparation(getattr(model.method, "base", model.method), model.settings)
     if method.reads == "features":
-        features = np.asarray(rows) if item is None else item.encode(rows)
-        if features.ndim != 2 or features.shape[1] != model.dim:
-            raise FedkeelError(f"the rows have shape {features.shape}: this model expects (rows, {model.dim})")
-        return Features(prepare(as_rows(features), how, model.mean))
+        made = np.asarray(rows) if item is None else encode(item, rows)
+        if made.ndim != 2 or made.shape[1] != model.dim:
+            raise FedkeelError(f"the rows have shape {made.shape}: this model expects (rows, {model.dim})")
+        return Features(prepare(as_rows(made), how, model.mean))
     assert item is not None
     if not isinstance(method, DualTuned):
         return prepared_inputs(inputs(Backbone.of(item), rows, tokens_of(method)), how, model.mean)
     module, towers = method.module, (item.name, model.settings, item.kind, model.class_names, "the model")
     dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
-    arrays = {name: encoder.encode(rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
+    arrays = {name: encode(encoder, rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
     return items(dual, **arrays)

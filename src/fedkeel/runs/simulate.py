@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from fedkeel import __version__
 from fedkeel.core.atomic import write_atomically
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, State, Task, from_settings
 from fedkeel.core.roster import Roster
-from fedkeel.core.watch import Watch
+from fedkeel.core.watch import SILENT, Watch
 from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.store import Store
@@ -22,11 +25,11 @@ from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.towers import zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
-from fedkeel.runs.checkpoint import Checkpoints
+from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
 from fedkeel.runs.config import Experiment
-from fedkeel.runs.events import EVENTS, Log, read
+from fedkeel.runs.events import EVENTS, Log, damaged, read
 from fedkeel.runs.federation import Federation
-from fedkeel.runs.loop import Loop, federated_mean
+from fedkeel.runs.loop import Exchanges, Loop, federated_mean
 from fedkeel.runs.model import MODEL, Model
 from fedkeel.runs.observers.base import Running, Simulation, observers_of
 from fedkeel.runs.opening import preparation
@@ -39,13 +42,29 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
     """Run or continue the experiment in a folder that was begun; it holds everything afterwards."""
     torch.set_num_threads(exp.run.threads or os.cpu_count() or 1)
     with Checkpoints(folder, exp.digest()) as checkpoints:
+        (folder / SUMMARY).unlink(missing_ok=True)  # of what is no longer whole, and is about to be
         with Log(folder / EVENTS) as log:
             train(exp, federation, log, checkpoints, watch)
-        write_atomically(folder / SUMMARY, summarise(read(folder)).encode())
+        record = read(folder)
+        files = {EVENTS: log.head, MODEL: str((record.end or {})["model"])}
+        write_atomically(folder / SUMMARY, summarise(record, files))
 
 
-def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch) -> None:
+def fit(exp: Experiment, federation: Federation) -> Model:
+    """The finished model alone: nobody tests it, so there need be no test rows, and nothing is left on disk."""
+    with TemporaryDirectory(prefix="fedkeel-") as name:
+        folder = Path(name)
+        with Checkpoints(folder, exp.digest()) as checkpoints, Log(folder / EVENTS) as log:
+            train(exp, federation, log, checkpoints, SILENT, observed=False)
+        return Model.load(folder / MODEL)
+
+
+def train(
+    exp: Experiment, federation: Federation, log: Log, checkpoints: Checkpoints, watch: Watch, observed: bool = True
+) -> None:
     method = from_settings(exp.method)
+    if (done := checkpoints.newest()) is not None:  # before anything is written
+        log.must_hold(done.head)
     how = preparation(method, exp.data)
     roster = roster_of(exp, federation, how)
     sites = federation.sites(exp.run.seed, Store(checkpoints.private, roster.run))
@@ -55,16 +74,18 @@ def train(exp: Experiment, federation: Federation, log: Log, checkpoints: Checkp
         Simulation(federation, engine, federation.test_sets(sites)),
     )  # fmt: skip
     begin(run, how)
-    mean = federated_mean(ENGINES[exp.run.engine](sites, roster), sites.x.dim, log) if how == "centred" else None
+    lost = exp.run.lost
+    asking = Exchanges(ENGINES[exp.run.engine](sites, roster), log, lost, watch)
+    mean = federated_mean(asking, sites.x.dim) if how == "centred" else None
     for rows in (sites.x, run.simulated.tests.x):
         if rows.tensor is not None:
             prepare(rows.tensor, how, mean)
-    observers = observers_of(run)
+    observers = observers_of(run) if observed else []
     start = method.start(task_of(run))
     with closing(sites.store):
         for observer in observers:
             observer.started(start)
-        state = Loop(method, engine, log, checkpoints, observers).rounds(start)
+        state = Loop(method, engine, log, checkpoints, observers, lost, watch).rounds(start)
         end(run, state, mean, observers)
 
 
@@ -84,6 +105,8 @@ def task_of(run: Running) -> Task:
 def begin(run: Running, how: Preparation) -> None:
     """The first event of a run, or that it goes on."""
     if run.known is not None:
+        if run.known.start["experiment"] != run.experiment.digest():
+            raise damaged(run.log.folder, "is of another configuration than config.toml")
         run.log.write("resume")
         return
     seen, exp = run.simulated, run.experiment
@@ -92,22 +115,38 @@ def begin(run: Running, how: Preparation) -> None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)
-    run.log.write("start", version=__version__, config=exp.model_dump(mode="json"), data=data, clients=who)
+    about = {"version": __version__, "provenance": asdict(seen.federation.provenance), "experiment": exp.digest()}
+    run.log.write("start", **about, config=exp.model_dump(mode="json"), data=data, clients=who)
     if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
         run.watch.notice(warning)
 
 
 def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[Any]) -> None:
     """The finished model and the last event."""
-    kept = run.checkpoints.best() if run.experiment.run.keep == "best" else None
+    kept = best_of(run) if run.experiment.run.keep == "best" else None
     if kept is not None:
         state = kept.state
-    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
-    model.save(run.log.folder / MODEL)
     found: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
     for observer in observers:
         found |= observer.ended(state)
-    run.log.write("end", digest=model.digest, **found)
+    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
+    model = replace(model, temperature=found.get("calibration", {}).get("temperature"))
+    seal = model.save(run.log.folder / MODEL)
+    run.log.write("end", digest=model.digest, model=seal, **found)
+
+
+def best_of(run: Running) -> Checkpoint | None:
+    """The state that was kept as the best one, which is the one on record; None if no round was judged."""
+    kept, judged = run.checkpoints.best(), read(run.log.folder).validation
+    if not judged:
+        return None
+    best = max(judged, key=lambda event: float(event["accuracy"]))
+    if kept is None or kept.round != best["round"]:
+        raise FedkeelError(
+            f"{run.checkpoints.kept} is not the state after round {best['round']}, which is the best one on record: "
+            f"fedkeel run {run.log.folder / 'config.toml'} --out OTHER runs it again"
+        )
+    return kept
 
 
 def finished_model(
@@ -130,6 +169,7 @@ def about_data(federation: Federation, features: torch.Tensor | None, test_rows:
         "dim": federation.rows.train.dim,
         "mean_energy": None if features is None else mean_energy(features),
         "class_rows": federation.label_counts().sum(0).tolist(),
+        "duplicates": asdict(federation.duplicates),
         "manifest": manifest.hash,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedkeel.core.atomic import safe_name
 from fedkeel.core.errors import FedkeelError
-from fedkeel.runs.config import value_of
+from fedkeel.runs.config import must_be_utf8, value_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Variant:
     @classmethod
     def parse(cls, text: str) -> Variant:
         """``name`` or ``name:key=value:key=value``; values are read as --set reads them."""
-        name, *parts = (part.strip() for part in text.split(":"))
+        name, *parts = (part.strip() for part in must_be_utf8(text).split(":"))
         settings = {}
         for part in parts:
             key, equals, value = part.partition("=")

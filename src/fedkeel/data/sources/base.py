@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.registry import Registry
@@ -17,6 +18,8 @@ from fedkeel.data.dataset import Dataset
 SOURCES: Registry[Source] = Registry("source", "fedkeel.data.sources")
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 """Packs that come with fedkeel."""
+AUTO = "auto"
+Empty = Literal["error", "drop"]
 TEXT = "text"
 """What the column of texts is called, unless the user says otherwise."""
 
@@ -29,9 +32,12 @@ class Source(Open):
     usual: ClassVar[str] = "newsgroups20"
     spellings: ClassVar[Mapping[str, str]]
     """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
+    by_content: ClassVar[bool] = False
+    """Whether what stands after the colon is a fingerprint of the rows: then they cannot change under it."""
 
     source: str
-    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER or hf:ID-or-folder"""
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, hf:ID-or-folder; or
+    arrays:FINGERPRINT, rows that Python holds"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
@@ -44,6 +50,8 @@ class Source(Open):
     """use at most this many training rows (a stratified, keyed sample) and as large a share of the test rows"""
     holdout: float = Field(0.2, gt=0, lt=1)
     """share of rows kept for testing where the source brings no test rows"""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """of test rows that are training rows as well: keep the training copies, or drop them; the test rows stay"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 
@@ -76,6 +84,29 @@ class Texts(Source):
 
     text_column: str = TEXT
     """the column of texts, in the source and in a CSV file of new rows to predict"""
+    separator: str = AUTO
+    """what stands between the columns of a CSV file: auto (a comma, semicolon, tab or bar, as its first lines say), or
+    one character, or tab"""
+    encoding: str = AUTO
+    """of a CSV file: auto (UTF-8, or what a mark at its start says), or any that Python knows, e.g. cp1252"""
+    empty: Empty = "error"
+    """rows of a CSV file with empty cells, in columns that are read: error (they are told), drop (they are left out)"""
+
+    @field_validator("separator")
+    @classmethod
+    def _one_character(cls, text: str) -> str:
+        mark = "\t" if text == "tab" else text
+        if text != AUTO and (len(mark) != 1 or mark in '"\r\n'):
+            raise ValueError("expected auto, tab or one character such as ;")
+        return mark
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        try:
+            return text if text == AUTO else codecs.lookup(text).name
+        except (LookupError, ValueError):
+            raise ValueError("expected auto or an encoding that Python knows, such as utf-8, cp1252, latin-1") from None
 
 
 class Columns(Texts):

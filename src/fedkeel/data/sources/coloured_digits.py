@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.files import digest
 from fedkeel.data.sources.base import Source, register
-from fedkeel.data.sources.digits5 import PACK, read_pack
+from fedkeel.data.sources.digits5 import SHA256, read_pack
 
 COLOURS = ("green", "red")
 CHANNEL = (1, 0)
@@ -27,13 +26,13 @@ class ColouredDigits(Source):
         return load_coloured_digits()
 
 
-def load_coloured_digits(path: Path = PACK) -> Dataset:
+def load_coloured_digits() -> Dataset:
     """The MNIST rows of the pack, below five or not; of each digit every other row is red, the others are green.
 
     The colour is the attribute. Here it says nothing about the class; ``partition.kind = "spurious"`` deals the rows
     out so that for each client it does.
     """
-    arrays = read_pack(path)
+    arrays = read_pack()
 
     def part(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         grey, digit = arrays[f"mnist/{name}"], arrays[f"mnist/{name}/labels"].astype(np.int64)
@@ -54,7 +53,7 @@ def load_coloured_digits(path: Path = PACK) -> Dataset:
         test=test,
         test_labels=test_labels,
         class_names=("below five", "five or more"),
-        fingerprint=digest([file_sha256(path), "coloured"]),
+        fingerprint=digest([SHA256, "coloured"]),
         encoder="pixels",
         train_attribute=train_colour,
         test_attribute=test_colour,

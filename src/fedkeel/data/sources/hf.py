@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -43,6 +45,7 @@ class Hub(Columns):
         labels, class_names = _labels(parts, label, where)
         rows = [_rows(part, content, kind, where) for part in parts]
         clients = [None if client is None else np.array([str(name) for name in part[client]]) for part in parts]
+        hashes: list[list[str]] = [[] for _ in rows]
         dataset = Dataset(
             name=where,
             kind=kind,
@@ -51,11 +54,16 @@ class Hub(Columns):
             test=rows[1] if len(rows) > 1 else [],
             test_labels=labels[len(rows[0]) :],
             class_names=class_names,
-            fingerprint=digest([labels, *(part for split in rows for part in _contents(split))]),
+            fingerprint=digest(
+                chain([labels], *(_contents(split, into) for split, into in zip(rows, hashes, strict=True)))
+            ),
             encoder="minilm" if kind == "texts" else "efficientnet-lite0",
             train_client=clients[0],
             test_client=clients[1] if len(clients) > 1 else None,
         )
+        if kind == "images":
+            test_sha256 = np.array(hashes[1], dtype="U64") if len(rows) > 1 else None
+            dataset = replace(dataset, train_sha256=np.array(hashes[0]), test_sha256=test_sha256)
         if superclass is not None:
             told = f"{where} column {superclass!r}"
             dataset = with_superclass_column(dataset, dataset.train_labels, _names(train, superclass, told), told)
@@ -204,5 +212,10 @@ def _rows(table: Any, column: str, kind: Kind, where: str) -> Sequence[Any]:
     )
 
 
-def _contents(rows: Sequence[Any]) -> Iterable[str | bytes]:
-    return (file_sha256(row) if isinstance(row, Path) else row for row in rows)
+def _contents(rows: Sequence[Any], hashes: list[str]) -> Iterator[str | bytes]:
+    """What each row holds; the hashes of images are noted on the way, so that none has to be read twice."""
+    for row in rows:
+        content = file_sha256(row) if isinstance(row, Path) else row
+        if isinstance(rows, StoredImages):
+            hashes.append(content if isinstance(content, str) else sha256(content).hexdigest())
+        yield content

@@ -33,6 +33,8 @@ class Images(Source):
             train, test = _read_folder(folder), Folder([], [], None)
         labels, class_names = index_labels(train.labels + test.labels, str(folder))
         paths = train.paths + test.paths
+        content = [file_sha256(path) for path in paths]
+        named = zip((str(path.relative_to(folder)) for path in paths), content, strict=True)
         return Dataset(
             name=self.source,
             kind="images",
@@ -41,10 +43,12 @@ class Images(Source):
             test=test.paths,
             test_labels=labels[len(train.paths) :],
             class_names=class_names,
-            fingerprint=digest(part for path in paths for part in (str(path.relative_to(folder)), file_sha256(path))),
+            fingerprint=digest(part for pair in named for part in pair),
             encoder="efficientnet-lite0",
             train_client=train.clients,
             test_client=test.clients,
+            train_sha256=np.array(content[: len(train.paths)]),
+            test_sha256=np.array(content[len(train.paths) :]),
         )
 
 

@@ -1,56 +1,67 @@
-"""Arrays of the user in an npz file: features or images with labels; nothing in the file is executed."""
+"""Arrays of the user in an npz file: features, images or texts with labels; nothing in the file is executed."""
 
 from __future__ import annotations
 
+import lzma
+import math
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.errors import FedkeelError, shortened, unknown
+from fedkeel.core.memory import available
 from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
 from fedkeel.data.sources.base import Source, register
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
 """Arrays with one entry for each row of x or x_test."""
+ENCODER: dict[Kind, str] = {"features": "none", "images": "efficientnet-lite0", "texts": "minilm"}
+BOMB_SIZE, BOMB_FACTOR = 1 << 30, 100
+"""Above both, an array that was compressed is taken for a mistake or worse."""
 NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
 
 
 @register(
-    {"npz:FILE": "features or images: arrays x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
+    {"npz:FILE": "features, images or texts: x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
 )
 class Npz(Source):
     def read(self, notice: Callable[[str], None]) -> Dataset:
-        """Features or images from the arrays x and y, and the others of NPZ_ARRAYS if present."""
-        path = self.path
-        arrays = read_npz(path)
+        """Features, images or texts from the arrays x and y, and the others of NPZ_ARRAYS if present."""
+        return self.dataset_of(read_npz(self.path), str(self.path), file_sha256(self.path))
+
+    def dataset_of(self, arrays: Mapping[str, np.ndarray], where: str, fingerprint: str) -> Dataset:
+        """The rows in arrays of these names; what is wrong with one is told with where they come from."""
         tested = "x_test" in arrays or "y_test" in arrays
         for name in ("x", "y") + (("x_test", "y_test") if tested else ()):
             if name not in arrays:
-                raise FedkeelError(f"{path} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
+                raise FedkeelError(f"{where} has no array {name}: it holds {', '.join(arrays) or 'nothing'}")
         for name in ("client_test", "attribute_test"):
             if name in arrays and not tested:
-                raise FedkeelError(f"{path} has {name} but no x_test: remove it or add x_test and y_test")
+                raise FedkeelError(f"{where} has {name} but no x_test: remove it or add x_test and y_test")
         if "attribute_test" in arrays and "attribute" not in arrays:
-            raise FedkeelError(f"{path} has attribute_test but no attribute: add it")
+            raise FedkeelError(f"{where} has attribute_test but no attribute: add it")
         for name, rows in ((name, "x_test" if name.endswith("_test") else "x") for name in PER_ROW):
             if name in arrays and arrays[name].shape != arrays[rows].shape[:1]:
                 raise FedkeelError(
-                    f"{path} array {name} has shape {arrays[name].shape}: "
+                    f"{where} array {name} has shape {arrays[name].shape}: "
                     f"expected one entry for each of the rows of {rows}, {arrays[rows].shape[:1]}"
                 )
-        kind, train = npz_rows(path, "x", arrays["x"], arrays.get("client"))
+        kind, train = npz_rows(where, "x", arrays["x"], arrays.get("client"))
         test = train[:0]
         if tested:
-            test_kind, test = npz_rows(path, "x_test", arrays["x_test"], arrays.get("client_test"))
+            test_kind, test = npz_rows(where, "x_test", arrays["x_test"], arrays.get("client_test"))
             if test_kind != kind or (kind == "features" and test.shape[1:] != train.shape[1:]):
                 raise FedkeelError(
-                    f"{path} array x_test has rows of shape {test.shape[1:]}, x of {train.shape[1:]}: make them equal"
+                    f"{where} array x_test holds {test_kind} of shape {arrays['x_test'].shape[1:]}, x {kind} of shape "
+                    f"{arrays['x'].shape[1:]}: make them equal"
                 )
-        labels, class_names = npz_labels(path, arrays)
+        labels, class_names = npz_labels(where, arrays)
         dataset = Dataset(
             name=self.source,
             kind=kind,
@@ -59,52 +70,122 @@ class Npz(Source):
             test=test,
             test_labels=labels[len(train) :],
             class_names=class_names,
-            fingerprint=file_sha256(path),
-            encoder="none" if kind == "features" else "efficientnet-lite0",
+            fingerprint=fingerprint,
+            encoder=ENCODER[kind],
             train_client=arrays["client"].astype(str) if "client" in arrays else None,
             test_client=arrays["client_test"].astype(str) if "client_test" in arrays else None,
         )
         if "superclasses" in arrays:
             if arrays["superclasses"].shape != (dataset.classes,):
                 raise FedkeelError(
-                    f"{path} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each "
+                    f"{where} array superclasses has shape {arrays['superclasses'].shape}: expected one name for each "
                     f"of the {dataset.classes} classes, in the order of {', '.join(class_names[:3])}, ..."
                 )
             dataset = with_superclasses(dataset, [str(name) for name in arrays["superclasses"]])
-        return with_attribute(dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{path} array attribute")
+        return with_attribute(
+            dataset, arrays.get("attribute"), arrays.get("attribute_test"), f"{where} array attribute"
+        )
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused."""
-    name = ""
-    arrays = {}
+    """The arrays of an npz file. Nothing in it is executed: arrays of Python objects are refused.
+
+    What they take is known, and that it is there, before any of them is read.
+    """
     try:
-        opened = np.load(path, allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
-        with opened:
-            for name in opened.files:
-                if name not in NPZ_ARRAYS:
-                    raise unknown(f"array in {path}:", name, NPZ_ARRAYS)
-                arrays[name] = opened[name]
+        with zipfile.ZipFile(path) as archive:
+            members = _members(path, archive)
+            for name, member in members.items():
+                _must_be_true(path, name, archive, member)
+            _must_fit(path, list(members.values()))
+            arrays = {}
+            for name, member in members.items():
+                with archive.open(member) as file:
+                    arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+                _must_be_letters(path, name, arrays[name])
+            return arrays
     except OSError as error:
         raise FedkeelError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" not in str(error):
-            raise FedkeelError(f"{path} is damaged: {error}") from None
-        if name:
-            what = f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)"
-        else:
-            what = f"{path} is not an .npz file: expected one written by numpy.savez"
-        raise FedkeelError(what) from None
-    return arrays
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise _no_npz(path) or FedkeelError(f"{path} is damaged: {error}") from None
+    except (RuntimeError, NotImplementedError) as error:  # with a password, or packed in a way of its own
+        raise FedkeelError(f"{path} cannot be read ({error}): save it with numpy.savez") from None
 
 
-def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, np.ndarray]:
-    """Features as finite float32, or images as uint8 (n, h, w, 3)."""
+def _no_npz(path: Path) -> FedkeelError | None:
+    """What to say of a file that is something else."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start == b"\x93NUMPY":
+        return FedkeelError(f"{path} is one array: expected an .npz file with the arrays x and y (numpy.savez)")
+    if not start.startswith(b"PK"):
+        return FedkeelError(f"{path} is not an .npz file: expected one written by numpy.savez")
+    return None
+
+
+def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    found: dict[str, zipfile.ZipInfo] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        if name not in NPZ_ARRAYS:
+            raise unknown(f"array in {path}:", shortened(name), NPZ_ARRAYS)
+        if name in found:
+            raise FedkeelError(f"{path} holds the array {name} twice: save it again with numpy.savez")
+        found[name] = member
+    return found
+
+
+def _must_be_true(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """What an array says of its shape must be what there is of it; numpy would make room for what it says."""
+    with archive.open(member) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            if min(shape, default=0) < 0 or not dtype.itemsize:
+                raise ValueError(f"{dtype} {shape}")
+        except (zipfile.BadZipFile, zlib.error, OSError):
+            raise
+        except Exception as error:  # numpy reads it with Python's own parser
+            reason = shortened(" ".join(str(error).split()))
+            raise FedkeelError(f"{path} is damaged: array {name} has no sound header ({reason})") from None
+        data = member.file_size - file.tell()
+    if dtype.hasobject:
+        raise FedkeelError(f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)")
+    if math.prod(shape) * dtype.itemsize != data:
+        raise FedkeelError(
+            f"{path} is damaged: array {name} says that it is {dtype} {shortened(str(shape))}, which is "
+            f"{math.prod(shape) * dtype.itemsize:,} bytes, but {data:,} are there; save it again with numpy.savez"
+        )
+
+
+def _must_fit(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    expanded, packed = (sum(getattr(member, key) for member in members) for key in ("file_size", "compress_size"))
+    if packed > path.stat().st_size:
+        raise FedkeelError(f"{path} is damaged: it says that it holds {packed:,} bytes, more than it has")
+    if expanded > (left := available()):
+        raise FedkeelError(
+            f"{path} expands to {expanded / 2**30:.1f} GB, but {left / 2**30:.1f} GB of memory are free: use a machine "
+            "or a limit with more, or save fewer rows, or float16 instead of float32"
+        )
+    if expanded > BOMB_SIZE and expanded > BOMB_FACTOR * packed:
+        raise FedkeelError(
+            f"{path} expands from {packed / 2**20:.1f} MB to {expanded / 2**30:.1f} GB, {expanded // max(packed, 1):,} "
+            "times as much, as files do that are made to fill a memory: if it is meant so, save it with numpy.savez "
+            "instead of savez_compressed"
+        )
+
+
+def npz_rows(path: Path | str, name: str, rows: np.ndarray, client: np.ndarray | None = None) -> tuple[Kind, Any]:
+    """Features as finite float32, images as uint8 (n, h, w, 3), or texts as a list."""
     where = f"{path} array {name}"
     if not len(rows.shape) or 0 in rows.shape:
         raise FedkeelError(f"{where} is empty: its shape is {rows.shape}")
+    if rows.ndim == 1 and rows.dtype.kind in "OU":
+        strange = next((row for row, text in enumerate(rows) if not isinstance(text, str)), None)
+        if strange is not None:
+            raise FedkeelError(f"{where} row {strange} is {rows[strange]!r}: expected a text in every row")
+        return "texts", rows.tolist()
     if rows.ndim == 2 and rows.dtype.kind in "fiu":
         with np.errstate(over="ignore"):
             features = rows.astype(np.float32, copy=False)
@@ -128,18 +209,29 @@ def npz_rows(path: Path, name: str, rows: np.ndarray, client: np.ndarray | None 
         if rows.dtype == np.uint8:
             return "images", np.broadcast_to(rows, (*rows.shape[:3], 3))
     raise FedkeelError(
-        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features) "
+        f"{where} is {rows.dtype} {rows.shape}: expected numbers (rows, features), texts (rows), "
         f"or images (rows, height, width, 1 or 3) of uint8 or of float in [0, 1]"
     )
 
 
-def npz_labels(path: Path, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _must_be_letters(path: Path, name: str, array: np.ndarray) -> None:
+    """Make sure that what is said to be text is: a damaged file may hold numbers that stand for no letter."""
+    if array.dtype.kind == "U" and array.dtype.itemsize and array.size:
+        codes = np.ascontiguousarray(array).view(f"{array.dtype.byteorder}u4")
+        if ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+            raise FedkeelError(f"{path} array {name} holds strings that are no text: it is damaged; save it again")
+
+
+def npz_labels(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels of x then x_test as integers. Where class_names is given, y holds positions in it or names of it."""
     parts = [arrays[name] for name in ("y", "y_test") if name in arrays]
     if len({part.dtype.kind == "U" for part in parts}) > 1:
         raise FedkeelError(
             f"{path}: y is {parts[0].dtype} but y_test {parts[1].dtype}; save both as numbers or as strings"
         )
+    for part in parts:
+        if part.dtype.kind not in "biuU":  # told before they are put together, which not all kinds can be
+            raise FedkeelError(f"{path} array y: labels are {part.dtype}; expected whole numbers or strings")
     together = np.concatenate(parts)
     labels, present = index_labels(together, f"{path} array y")
     if "class_names" not in arrays:

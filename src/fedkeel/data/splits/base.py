@@ -14,7 +14,10 @@ from fedkeel.core.registry import Registry
 from fedkeel.core.rng import generator
 from fedkeel.core.settings import Open
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.shares import by_class
 
+MOST_EMPTY = 10_000
+"""So many clients may be asked for, however few rows there are."""
 SPLITS: Registry[Split] = Registry("partition", "fedkeel.data.splits")
 
 
@@ -39,9 +42,7 @@ class Pool:
 
     def by_class(self) -> Iterator[tuple[int, np.ndarray]]:
         """Each class that has rows, with the positions of its rows."""
-        order = np.argsort(self.labels, kind="stable")
-        present, starts = np.unique(self.labels[order], return_index=True)
-        return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
+        return by_class(self.labels)
 
 
 class Split(Open):
@@ -90,6 +91,12 @@ class Split(Open):
 
     def names(self, dataset: Dataset) -> tuple[str, ...]:
         """What the clients are called."""
+        rows = len(dataset.train_labels)
+        if self.clients > max(MOST_EMPTY, rows):
+            raise FedkeelError(
+                f"partition.clients = {self.clients:,}, but {dataset.name} has {rows:,} training rows, and clients "
+                f"beyond that number have none: expected at most {max(MOST_EMPTY, rows):,}; lower it"
+            )
         width = max(3, len(str(self.clients - 1)))
         return tuple(f"client-{k:0{width}d}" for k in range(self.clients))
 

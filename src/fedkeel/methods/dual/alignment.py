@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
-from torch.nn.functional import log_softmax
+
+from fedkeel.core.tree import Tensor
 
 Alignment = Literal["tkl", "kl"]
 LOWEST, HIGHEST, HALVINGS = 0.05, 20.0, 20
@@ -24,7 +24,7 @@ LOWEST, HIGHEST, HALVINGS = 0.05, 20.0, 20
 
 def entropy(logits: Tensor) -> Tensor:
     """Of the softmax, by natural logarithm, one number per row."""
-    log_p = log_softmax(logits, dim=-1)
+    log_p = logits.log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 
 
@@ -45,23 +45,23 @@ def temperatures(z: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
     return found[: len(z)], found[len(z) :]
 
 
-@torch.no_grad()
 def divergence(z: Tensor, f: Tensor, kind: Alignment) -> Tensor:
     """One number per row."""
-    log_p, log_q, _ = _both(z, f, kind)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    with torch.no_grad():
+        log_p, log_q, _ = _both(z, f, kind)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-@torch.no_grad()
 def pull(z: Tensor, f: Tensor, kind: Alignment) -> Tensor:
     """The gradient of each row's divergence by its logits f: (softmax(f / tau_f) - softmax(z / tau_z)) / tau_f."""
-    log_p, log_q, tau = _both(z, f, kind)
-    return (log_q.exp() - log_p.exp()) / tau
+    with torch.no_grad():
+        log_p, log_q, tau = _both(z, f, kind)
+        return (log_q.exp() - log_p.exp()) / tau
 
 
 def _both(z: Tensor, f: Tensor, kind: Alignment) -> tuple[Tensor, Tensor, Tensor]:
     """(log p of zero-shot, log p of the model, temperature of the model)"""
     if kind == "kl":
-        return log_softmax(z, dim=-1), log_softmax(f, dim=-1), torch.ones(len(f), 1)
+        return z.log_softmax(-1), f.log_softmax(-1), torch.ones(len(f), 1)
     tau_z, tau_f = (tau.unsqueeze(-1) for tau in temperatures(z, f))
-    return log_softmax(z / tau_z, dim=-1), log_softmax(f / tau_f, dim=-1), tau_f
+    return (z / tau_z).log_softmax(-1), (f / tau_f).log_softmax(-1), tau_f

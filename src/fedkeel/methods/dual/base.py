@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
-from fedkeel.core.method import AnyMethod, Batch, Phase, State, Task, Trained, Visit
-from fedkeel.core.tree import STATS, Tree, put, select, take
+from fedkeel.core.method import AnyMethod, Batch, Phase, Rounds, State, Task, Trained, Visit
+from fedkeel.core.tree import STATS, Tensor, Tree, put, select, take
 from fedkeel.methods.dual import grab
 from fedkeel.methods.dual.peft.module import Module
 from fedkeel.models.dual import Dual
@@ -34,7 +33,7 @@ class DualTuned(Trained[Items]):
     kind: ClassVar[type[Module]] = Module
     """Of the module that is tuned. A method has the settings of its module: it inherits from that kind."""
 
-    rounds: int = Field(100, ge=1)
+    rounds: Rounds = 100
     participation: float = Field(0.4, gt=0, le=1)
     epochs: int = Field(1, ge=1)
     batch: int = Field(32, ge=1)

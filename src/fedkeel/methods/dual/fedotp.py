@@ -18,10 +18,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.jointly import Jointly
 from fedkeel.methods.dual.peft.module import Module
 from fedkeel.methods.dual.peft.prompt import CONTEXT

@@ -18,11 +18,10 @@ from dataclasses import replace
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Visit, register
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree, put, take
+from fedkeel.core.tree import Tensor, Tree, put, take
 from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.jointly import Jointly
 from fedkeel.methods.dual.peft.prompt import CONTEXT

@@ -20,10 +20,9 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
-from fedkeel.core.tree import Tree, take
+from fedkeel.core.tree import Tensor, Tree, take
 from fedkeel.methods.dual.alignment import Alignment, pull
 from fedkeel.methods.dual.any_kind import AnyKind
 from fedkeel.methods.dual.base import OWN, PART, PEFT, DualTuned

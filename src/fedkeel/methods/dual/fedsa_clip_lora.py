@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedkeel.core.method import Batch, Phase, Visit, register
-from fedkeel.core.tree import Tree, put, select, take
+from fedkeel.core.tree import Tensor, Tree, put, select, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
 from fedkeel.methods.dual.peft.lora import Lora
 from fedkeel.methods.dual.peft.module import Module

@@ -23,10 +23,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import Batch
-from fedkeel.core.tree import STATS, Tree
+from fedkeel.core.tree import STATS, Tensor, Tree
 from fedkeel.models.losses import binary_residual, one_hot
 from fedkeel.rows.items import Items
 
@@ -45,18 +44,18 @@ def weight(u: Tensor) -> Tensor:
     return 10 * torch.sigmoid(u / 2 - math.log(9))
 
 
-@torch.no_grad()
 def balanced_gradient(logits: Tensor, params: Tree, batch: Batch[Items]) -> Tensor:
     """g (rows, classes) with the weights as they stand; then the controllers take their step, in place."""
-    u, last, before = params[CONTROL], params[ERROR], params[BEFORE]
-    own = one_hot(logits, batch.y)
-    gradient = binary_residual(logits, batch.y, batch.weight.unsqueeze(-1))
-    gradient *= own * weight(u) + (1 - own) * weight(-u)
-    error = last + ((1 - 2 * own) * gradient.abs()).sum(0)
-    u += PROPORTIONAL * (error - last) + INTEGRAL * error + DERIVATIVE * (error - 2 * last + before)
-    before.copy_(last)
-    last.copy_(error)
-    return gradient
+    with torch.no_grad():
+        u, last, before = params[CONTROL], params[ERROR], params[BEFORE]
+        own = one_hot(logits, batch.y)
+        gradient = binary_residual(logits, batch.y, batch.weight.unsqueeze(-1))
+        gradient *= own * weight(u) + (1 - own) * weight(-u)
+        error = last + ((1 - 2 * own) * gradient.abs()).sum(0)
+        u += PROPORTIONAL * (error - last) + INTEGRAL * error + DERIVATIVE * (error - 2 * last + before)
+        before.copy_(last)
+        last.copy_(error)
+        return gradient
 
 
 def balanced(logits: Tensor, params: Tree, batch: Batch[Items]) -> Tensor:

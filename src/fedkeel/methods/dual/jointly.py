@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from fedkeel.core.method import Batch, Phase, Visit
-from fedkeel.core.tree import Tree, take
+from fedkeel.core.tree import Tensor, Tree, take
 from fedkeel.methods.dual.base import OWN, PEFT, DualTuned
 from fedkeel.methods.dual.peft.module import Module
 from fedkeel.methods.dual.peft.prompt import Prompt

@@ -13,10 +13,9 @@ apart); the model without a client is the shared context alone; for the last pha
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.jointly import Jointly
 from fedkeel.methods.dual.peft.prompt import CONTEXT
 from fedkeel.rows.items import Items

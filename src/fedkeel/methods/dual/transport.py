@@ -20,11 +20,9 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import normalize, pad
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.peft.prompt import CONTEXT, Prompt
 from fedkeel.models.encoders import Encoder, Model
 from fedkeel.models.halves import cut_texts, encoding
@@ -61,7 +59,7 @@ class Transported(Prompt):
         return torch.cat([self._matched(part, prompts) for part in x.parts(max(1, ENTRIES // each))])
 
     def _matched(self, x: Items, prompts: Tensor) -> Tensor:
-        local = normalize(x.get(LOCAL).view(len(x), -1, x.dual.dim), dim=-1)
+        local = torch.nn.functional.normalize(x.get(LOCAL).view(len(x), -1, x.dual.dim), dim=-1)
         similar = torch.einsum("nmd,pcd->ncmp", local, prompts)
         real = local.ne(0).any(-1)
         with torch.no_grad():
@@ -119,7 +117,8 @@ def _load(item: Encoder, tokens: int, segment: int) -> Model:
 def segments(states: Tensor, tokens: int, size: int) -> Tensor:
     """Means over runs of the tokens that are there, of (rows, at most so many tokens, d); zeros where there is none."""
     count = -(-tokens // size)
-    runs = pad(states, (0, 0, 0, count * size - states.shape[1])).reshape(len(states), count, size, -1)
+    padded = torch.nn.functional.pad(states, (0, 0, 0, count * size - states.shape[1]))
+    runs = padded.reshape(len(states), count, size, -1)
     return runs.sum(2) / runs.ne(0).any(-1).sum(2).clamp(min=1).unsqueeze(-1)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-from torch import Tensor
-
-from fedkeel.core.method import Phase, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.method import Phase, Rounds, register
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.base import DualTuned
 from fedkeel.rows.items import Items
 
 
 @register("zero-shot", paper="class features of a template, nothing trained (Radford et al., CLIP, ICML 2021)")
 class ZeroShot(DualTuned):
-    rounds: int = Field(1, ge=1)
+    rounds: Rounds = 1
 
     def plan(self, round: int) -> list[Phase]:
         return []

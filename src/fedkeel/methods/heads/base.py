@@ -7,10 +7,9 @@ that loss with respect to the logits. Engines use grad W = residual^T x, grad b 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
-from fedkeel.core.tree import HEAD, Tree
+from fedkeel.core.tree import HEAD, Tensor, Tree
 
 WEIGHT, BIAS = "head.weight", "head.bias"
 

@@ -7,10 +7,9 @@ become (x - mu) / |x - mu|. The heads that drift on features with a large common
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import Method, Phase, State, Task, Visit
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 
 MEAN = "mean"
 

@@ -10,11 +10,8 @@ that row's feature. Add them under secure aggregation where the server must not 
 
 from __future__ import annotations
 
-from pydantic import Field
-from torch import Tensor
-
-from fedkeel.core.method import Method, Phase, State, Update
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.method import Method, Phase, Rounds, State, Update
+from fedkeel.core.tree import Tensor, Tree, select
 from fedkeel.methods.heads.base import logits
 
 SUMS = "sum."
@@ -25,7 +22,7 @@ ONCE = Phase("sums", sends=(SUMS,), gets=(), uniform=(SUMS,), cohort="once", epo
 class ClosedForm(Method[Tensor]):
     """A method adds ``init`` with empty sums in the server's tree, ``measure`` and ``head``."""
 
-    rounds: int = Field(1, ge=1)
+    rounds: Rounds = 1
     """every client is visited once; with participation p that takes 1 / p rounds"""
 
     def plan(self, round: int) -> list[Phase]:

@@ -17,13 +17,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, State, Task, Visit, register
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Enrolment
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import LinearProbe, logits
 from fedkeel.models.losses import softmax_rows
 

@@ -17,11 +17,11 @@ have in common: it is averaged by rows. Class counts are used on the client and 
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from fedkeel.core.method import Batch, Phase, Visit, register
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.models.losses import one_hot
 
@@ -46,15 +46,12 @@ class FedABC(LinearProbe):
     def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         positive = one_hot(logits, batch.y)
         margin = (2 * positive - 1) * logits  # p = sigmoid(margin)
-        entries = -(self.gamma * logsigmoid(-margin)).exp() * logsigmoid(margin)
+        entries = -(self.gamma * torch.nn.functional.logsigmoid(-margin)).exp() * torch.nn.functional.logsigmoid(margin)
         return (entries * self.keep(positive, batch, visit)).sum(-1)
 
     def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         positive = one_hot(logits, batch.y)
         sign = 2 * positive - 1
         p = (sign * logits).sigmoid()
-        slope = (1 - p) ** self.gamma * (self.gamma * p * logsigmoid(sign * logits) - (1 - p))
+        slope = (1 - p) ** self.gamma * (self.gamma * p * torch.nn.functional.logsigmoid(sign * logits) - (1 - p))
         return sign * slope * self.keep(positive, batch, visit)
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()

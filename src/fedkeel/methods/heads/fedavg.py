@@ -14,10 +14,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, State, Task, Visit, register
-from fedkeel.core.tree import HEAD, NETWORK, Tree
+from fedkeel.core.tree import HEAD, NETWORK, Tensor, Tree
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.network import WHOLE, NetworkModel, fresh_network
 from fedkeel.models.losses import softmax_residual, softmax_rows

@@ -29,10 +29,9 @@ from dataclasses import replace
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import Tree, put, select, take, weighted
+from fedkeel.core.tree import Tensor, Tree, put, select, take, weighted
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.base import logits as logits_of
 from fedkeel.methods.heads.noise import high_group, intrinsic_dimension

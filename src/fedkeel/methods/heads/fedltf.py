@@ -26,10 +26,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, register
-from fedkeel.core.tree import Tree, put, take
+from fedkeel.core.tree import Tensor, Tree, put, take
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.base import logits as logits_of
 from fedkeel.models.losses import softmax_rows

@@ -30,12 +30,11 @@ from dataclasses import replace
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.roster import Enrolment
-from fedkeel.core.tree import Tree, weighted
+from fedkeel.core.tree import Tensor, Tree, weighted
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.methods.heads.base import logits as logits_of
 from fedkeel.methods.heads.noise import high_group

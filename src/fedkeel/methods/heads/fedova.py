@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import LinearProbe, per_class
 from fedkeel.models.losses import binary_residual, binary_rows
 
@@ -55,6 +54,3 @@ class FedOVA(LinearProbe):
         divisor = torch.where(share > 0, share, 1.0)
         moved = {name: update.mean[name] / per_class(divisor, value) for name, value in state.shared.items()}
         return replace(state, shared=added(state.shared, moved), server={OWNED: share})
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid()

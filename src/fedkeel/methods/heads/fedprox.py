@@ -11,10 +11,9 @@ Our choices: F_k is the cross-entropy of a softmax head (fedavg), mu = 0.01, hea
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.fedavg import FedAvg
 
 

@@ -10,9 +10,9 @@ fedavg. Prediction uses the plain logits. Which classes a client holds stays on 
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit, register
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.models.losses import softmax_residual, softmax_rows
 

@@ -13,10 +13,9 @@ which has the least log loss on both of our federations.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import State, Task, Visit, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT, no_head
 from fedkeel.methods.heads.closed_form import ClosedForm
 from fedkeel.methods.heads.ridge_sums import CLASS_ROWS, CLASS_SUMS, class_sums, no_class_sums

@@ -6,7 +6,8 @@ import warnings
 from collections import Counter
 
 import torch
-from torch import Tensor
+
+from fedkeel.core.tree import Tensor
 
 NEAREST = 1e-6
 """Distances below this count as this much: copies of a row would have a distance of 0 and no logarithm."""

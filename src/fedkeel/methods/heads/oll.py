@@ -11,10 +11,9 @@ state, though the class counts it sent for the ridge head say the same (see clos
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Visit, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.ncm import NEVER
 from fedkeel.methods.heads.ridge import Ridge
 

@@ -31,10 +31,9 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import WEIGHT, LinearProbe, per_class
 from fedkeel.methods.heads.closed_form import ONCE
 from fedkeel.methods.heads.ridge_sums import no_sums, row_sums, solve
@@ -43,7 +42,6 @@ from fedkeel.models.losses import binary_residual, binary_rows, one_hot
 ROWS, EVIDENCE, LOSSES = "rows", "evidence", "losses"
 TAUS = tuple(2 ** (step / 2) for step in range(15))
 """1 to 128."""
-ONE = torch.ones(())
 SUMS = replace(ONCE, name="ridge", cohort="all")
 TAU = Phase("temperature", sends=(LOSSES,), gets=("head.",), cohort="all", epochs=0)
 
@@ -90,7 +88,8 @@ class OvaLP(LinearProbe):
         if visit.phase.name == SUMS.name:
             return row_sums(x, y, len(visit.counts)), {}
         ridge = x @ visit.down[WEIGHT].T
-        return {LOSSES: torch.stack([binary_rows(self.shifted(tau * ridge), y, ONE).mean() for tau in TAUS])}, {}
+        one = torch.ones(())
+        return {LOSSES: torch.stack([binary_rows(self.shifted(tau * ridge), y, one).mean() for tau in TAUS])}, {}
 
     def end(self, params: Tree, steps: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         sends, mine = super().end(params, steps, visit)
@@ -132,6 +131,3 @@ class OvaLP(LinearProbe):
 
     def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         return binary_residual(self.shifted(logits), batch.y, self.keep(logits, batch, visit))
-
-    def scores(self, logits: Tensor) -> Tensor:
-        return self.shifted(logits).sigmoid()

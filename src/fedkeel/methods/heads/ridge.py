@@ -30,11 +30,10 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Task, Update, Visit, register
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT, no_head
 from fedkeel.methods.heads.closed_form import ONCE, ClosedForm
 from fedkeel.methods.heads.ridge_sums import GRID, Parts, no_sums, row_sums

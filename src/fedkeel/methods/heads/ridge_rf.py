@@ -20,11 +20,10 @@ from math import pi, sqrt
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Task, Visit, register
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import logits
 from fedkeel.methods.heads.ridge import Ridge
 

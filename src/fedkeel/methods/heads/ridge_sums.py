@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 
 SQUARES, CLASS_SUMS, CLASS_ROWS = "sum.squares", "sum.x", "sum.rows"
 GRID = tuple(10 ** (quarter / 4) for quarter in range(-16, 5))

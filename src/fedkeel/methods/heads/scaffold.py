@@ -25,10 +25,9 @@ from typing import Literal
 import torch
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
-from fedkeel.core.tree import STATS, Tree, learnt, select
+from fedkeel.core.tree import STATS, Tensor, Tree, learnt, select
 from fedkeel.methods.heads.fedavg import FedAvg
 
 N = "clients"

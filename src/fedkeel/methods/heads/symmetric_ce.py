@@ -13,9 +13,9 @@ Our choices: the first pair for all data; heads are averaged by rows. alpha = 1,
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit, register
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.heads.base import LinearProbe
 from fedkeel.models.losses import softmax_residual, softmax_rows
 

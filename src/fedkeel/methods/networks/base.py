@@ -13,10 +13,9 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
-from fedkeel.core.tree import BODY, NETWORK, NORM, STATS, Tree, take
+from fedkeel.core.tree import BODY, NETWORK, NORM, STATS, Tensor, Tree, take
 from fedkeel.methods.network import WHOLE, NetworkModel, fresh_network
 from fedkeel.rows.inputs import Inputs
 

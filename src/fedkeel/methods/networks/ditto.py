@@ -13,10 +13,9 @@ for each of the two phases, which doubles the bytes of a protocol that keeps it 
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
-from fedkeel.core.tree import NETWORK, Tree, put, take
+from fedkeel.core.tree import NETWORK, Tensor, Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network, copied
 from fedkeel.rows.inputs import Inputs
 

@@ -23,12 +23,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, register
 from fedkeel.core.optim import SGD
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import NETWORK, Tree, learnt, select
+from fedkeel.core.tree import NETWORK, Tensor, Tree, learnt, select
 from fedkeel.methods.networks.base import Network, copied, halves
 from fedkeel.models.losses import softmax_rows
 from fedkeel.rows.inputs import Inputs

@@ -15,10 +15,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Task, Visit, register
-from fedkeel.core.tree import HEAD, Tree, select
+from fedkeel.core.tree import HEAD, Tensor, Tree, select
 from fedkeel.methods.networks.base import ENCODER, Network, copied
 from fedkeel.rows.inputs import Inputs
 

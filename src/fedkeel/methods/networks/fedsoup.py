@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Phase, State, Visit, register
-from fedkeel.core.tree import NETWORK, Tree, put, take
+from fedkeel.core.tree import NETWORK, Tensor, Tree, put, take
 from fedkeel.methods.networks.base import OWN, Network
 from fedkeel.rows.inputs import Inputs
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit, register
 from fedkeel.core.optim import SGD
-from fedkeel.core.tree import NETWORK, Tree, learnt, put
+from fedkeel.core.tree import NETWORK, Tensor, Tree, learnt, put
 from fedkeel.methods.networks.base import OWN, Network, halves
 from fedkeel.rows.inputs import Inputs
 

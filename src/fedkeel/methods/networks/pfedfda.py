@@ -24,11 +24,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, State, Task, Visit, register
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import BIAS, WEIGHT
 from fedkeel.methods.networks.base import ENCODER, Network
 from fedkeel.models.backbone import Backbone

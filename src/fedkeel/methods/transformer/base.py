@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from fedkeel.core.method import Batch, Phase, State, Task, Trained, Visit
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.heads.base import logits, no_head
 from fedkeel.methods.network import NetworkModel
 from fedkeel.rows.inputs import Inputs
@@ -62,4 +61,4 @@ class Tuned(Trained[Inputs]):
 
 
 def head_logits(params: Tree, features: Tensor) -> Tensor:
-    return logits(params, features.shape[-1] ** 0.5 * normalize(features, dim=-1))
+    return logits(params, features.shape[-1] ** 0.5 * torch.nn.functional.normalize(features, dim=-1))

@@ -19,11 +19,9 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import gelu
 
 from fedkeel.core.method import Batch, Task, Visit, register
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.lora import gaussian
@@ -66,7 +64,7 @@ class FFTMoE(Tuned):
             chosen = torch.zeros_like(gates).scatter(-1, gates.topk(min(self.top, self.experts)).indices, 1.0)
             tokens = tuple(range(gates.ndim - 1))
             loads.append(self.experts * (chosen.mean(tokens) / self.top * gates.mean(tokens)).sum())
-            inside = gelu(torch.einsum("...d,mrd->...mr", x, down))
+            inside = torch.nn.functional.gelu(torch.einsum("...d,mrd->...mr", x, down))
             return torch.einsum("...mr,mdr,...m->...d", inside, up, gates * chosen)
 
         return add

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import gelu
 
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.models.lora import gaussian
 from fedkeel.personal.strategies.lora_ft import Adapted
@@ -35,7 +33,8 @@ class AdapterFT(Adapted):
 
     def features(self, tree: Tree, x: Inputs) -> Tensor:
         def bottleneck(index: int, hidden: Tensor) -> Tensor:
-            return gelu(hidden @ tree[f"adapter.down.{index:02d}"].mT) @ tree[f"adapter.up.{index:02d}"].mT
+            down, up = tree[f"adapter.down.{index:02d}"], tree[f"adapter.up.{index:02d}"]
+            return torch.nn.functional.gelu(hidden @ down.mT) @ up.mT
 
         after = [lambda hidden, index=index: bottleneck(index, hidden) for index in range(len(x.backbone.mlps))]
         features: Tensor = x.features(weights=network_weights(tree), after=after)

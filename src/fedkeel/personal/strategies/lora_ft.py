@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, Phase
-from fedkeel.core.tree import HEAD, Tree, put, take
+from fedkeel.core.tree import HEAD, Tensor, Tree, put, take
 from fedkeel.methods.network import model_of
 from fedkeel.models.backbone import Backbone, network_weights
 from fedkeel.models.lora import in_attention, weights

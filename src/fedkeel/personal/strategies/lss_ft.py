@@ -19,10 +19,9 @@ from math import factorial
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit
-from fedkeel.core.tree import STATS, Tree, learnt, put, select, take
+from fedkeel.core.tree import STATS, Tensor, Tree, learnt, put, select, take
 from fedkeel.personal.strategy import Strategy, register
 from fedkeel.rows.inputs import Inputs
 

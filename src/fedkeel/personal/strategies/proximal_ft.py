@@ -8,10 +8,9 @@ Whether the paper has the half is not said: it is our choice, FedProx has it. St
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Visit
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.personal.strategy import Strategy, register
 from fedkeel.rows.inputs import Inputs
 

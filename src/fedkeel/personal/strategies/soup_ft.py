@@ -8,10 +8,9 @@ the rest (our choice).
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.method import Phase, Visit
-from fedkeel.core.tree import Tree, select
+from fedkeel.core.tree import Tensor, Tree, select
 from fedkeel.personal.strategy import Strategy, register
 
 

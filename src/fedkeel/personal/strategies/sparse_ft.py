@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
 from fedkeel.core.method import Batch, Phase, Visit
-from fedkeel.core.tree import Tree, learnt, put, select
+from fedkeel.core.tree import Tensor, Tree, learnt, put, select
 from fedkeel.personal.strategy import Strategy, register
 from fedkeel.rows.inputs import Inputs
 

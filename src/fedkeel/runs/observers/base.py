@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, State
 from fedkeel.core.registry import Registry
+from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import Watch
 from fedkeel.engines.base import Engine
 from fedkeel.engines.simulated import Simulated

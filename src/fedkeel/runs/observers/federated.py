@@ -5,8 +5,9 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import State, settings
-from fedkeel.engines.base import choose
+from fedkeel.engines.base import choose, why_lost
 from fedkeel.metrics.tally import Tally
 from fedkeel.runs.observers.base import Observer, Round, Running, observer
 
@@ -41,6 +42,11 @@ class FederatedEvaluation(Observer):
         (phase,) = tally.plan(round)
         cohort = choose(engine.roster, tally, phase, round, [])
         exchange = engine.exchange(tally, tally.asking(state), phase, round, cohort)
+        if not exchange.accepted:
+            raise FedkeelError(
+                f"round {round} cannot be tested: {why_lost(exchange.refused)}; mend that, and fedkeel run --out "
+                f"{self.run.log.folder} --resume tries again"
+            )
         found = tally.sums(exchange.update)
         traffic = {"bytes_up": exchange.bytes_up, "bytes_down": exchange.bytes_down, "clients": exchange.accepted}
         refused = [{"client": refusal.client, "reason": refusal.reason} for refusal in exchange.refused]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from fedkeel.core.method import State
+from fedkeel.core.tree import Tensor
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.accuracy import TestSets
+from fedkeel.metrics.calibration import own_temperature
 from fedkeel.metrics.towers import pooled
 from fedkeel.runs.model import client_file, save_client
 from fedkeel.runs.observers.balance import own_models
@@ -41,16 +43,27 @@ class PersonalModels(Observer):
             else:  # elsewhere such a model is not tested: that may take running the item tower for every row
                 on = [models[at].accuracy if k == client else None for k in range(len(names))]
             run.log.write("personal", client=client, name=names[client], rows=int(engine.roster.rows[client]),
-                          on=on, distortion=None, seconds={}, flops={})  # fmt: skip
+                          on=on, temperature=self.temperature(client, state), distortion=None, seconds={},
+                          flops={})  # fmt: skip
             values.append(on[client])
-        for name in engine.sites.store.clients():
+        own = engine.sites.store.clients()
+        for name in own:
             save_client(client_file(run.log.folder, name), engine.mine(method, state, engine.numbers[name]))
         found = {**(pooled(models) if models is not None else {}), "personal": values, "personal_mean": mean_of(values)}
+        found["own"] = own
         if method.common:
             return found
         # Numbers of a model that does not exist would mislead.
         nothing = {"per_client": values, "per_class": [None] * engine.roster.classes}
         return {**found, **nothing, "accuracy": found["personal_mean"] or 0.0}
+
+    def temperature(self, client: int, state: State) -> float | None:
+        """From the rows that the client holds back; None without any."""
+        rows, labels = self.run.simulated.engine.sites.site(client).rows("validation")
+        if not len(labels):
+            return None
+        with torch.inference_mode():
+            return own_temperature(self.run.method, self.predict(client, state, rows.read()), labels)
 
     def predict(self, client: int, state: State, x: Any) -> Tensor:
         method = self.run.method

@@ -7,11 +7,9 @@ unit length. Both layers start as PyTorch's linear layers do: uniform within 1 /
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear, normalize
 
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.peft.module import Module, module
 from fedkeel.models.dual import Dual
 from fedkeel.rows.items import Items
@@ -29,6 +27,6 @@ class Adapter(Module):
 
     def logits(self, params: Tree, x: Items) -> Tensor:
         features = x.features
-        hidden = linear(features, params["W1"], params["b1"]).tanh()
-        mask = linear(hidden, params["W2"], params["b2"]).softmax(-1)
-        return x.logits(normalize(mask * features, dim=-1), x.dual.zero_shot)
+        hidden = torch.nn.functional.linear(features, params["W1"], params["b1"]).tanh()
+        mask = torch.nn.functional.linear(hidden, params["W2"], params["b2"]).softmax(-1)
+        return x.logits(torch.nn.functional.normalize(mask * features, dim=-1), x.dual.zero_shot)

@@ -13,12 +13,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Annotated
 
+import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.peft.module import Module, module
 from fedkeel.models.dual import Dual
 from fedkeel.models.encoders import Encoder
@@ -60,7 +59,7 @@ class Lora(Module):
 
     def logits(self, params: Tree, x: Items) -> Tensor:
         features = x.dual.upper.features(params, x.get(BELOW))
-        return x.logits(normalize(features, dim=-1), x.dual.zero_shot)
+        return x.logits(torch.nn.functional.normalize(features, dim=-1), x.dual.zero_shot)
 
     def layers(self, tower: Tower) -> dict[str, Shape]:
         """The layers to adapt, by block and name: "5.attention.self.query"."""
@@ -95,7 +94,7 @@ class Adapted(UpperHalf):
         self.item, self.lora, self.shapes = item, lora, shapes
         self.network.eval().requires_grad_(False)
 
-    def _layer(self, name: str) -> nn.Module:
+    def _layer(self, name: str) -> torch.nn.Module:
         """In what is left of the list of blocks."""
         block, _, rest = name.partition(".")
         return self.tower.blocks[int(block) - self.lora.first].get_submodule(rest)

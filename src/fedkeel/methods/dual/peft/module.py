@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
 
 from fedkeel.core.registry import Registry
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.models.dual import Dual
 from fedkeel.models.encoders import Encoder
 from fedkeel.rows.items import Items

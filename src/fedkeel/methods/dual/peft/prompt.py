@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.dual.peft.module import Module, module
 from fedkeel.models.dual import Dual
 from fedkeel.rows.items import Items
