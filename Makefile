@@ -12,8 +12,10 @@ PIP := $(BIN)/pip install $(PIP_QUIETLY)
 .PHONY: demo style check test fuzz bench install clean
 
 demo: $(INSTALLED)
-	@rm -rf runs/demo
-	$(BIN)/fedkeel compare examples/demo.toml --methods fedavg,ova-lp --partitions iid,bernoulli-dirichlet --out runs/demo
+	@rm -rf runs/demo runs/demo-own
+	$(BIN)/fedkeel compare examples/demo.toml --methods fedavg,ova-lp,ridge --out runs/demo
+	$(BIN)/fedkeel run examples/demo.toml --set method.name=ridge partition.kind=dirichlet partition.alpha=0.1 --out runs/demo-own
+	$(BIN)/fedkeel personalize runs/demo-own --method lp:epochs=5
 
 style: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -17,12 +17,12 @@ from test_cli import within
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
-BLOCK = re.compile(r"^```(bash|python|toml)(?: (\S+))?\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^```(bash|python|toml|csv)(?: (\S+))?\n(.*?)^```", re.M | re.S)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """In the order of the page, in one folder: bash lines, Python blocks, and toml blocks as the file they name.
+    """In the order of the page, in one folder: bash lines, Python blocks, toml and csv blocks as the file they name.
 
     The Python blocks of a page share their names.
 
@@ -30,7 +30,7 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """
     ran, names = 0, {"__name__": "__main__"}
     for language, name, text in BLOCK.findall(page.read_text()):
-        if language == "toml":
+        if language in ("toml", "csv"):
             (tmp_path / name).write_text(text)
             continue
         if language == "bash":

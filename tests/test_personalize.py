@@ -339,7 +339,7 @@ def test_a_damaged_client_file(run: Path, fedkeel: Say) -> None:
     again = ("personalize", run, "--method", "ft", "--set", *QUICK)
     says(
         fedkeel(*again),
-        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes it anew",
+        f"{path} is damaged: delete it, and fedkeel personalize {run} with the same --method makes",
     )
     path.unlink()
     assert values(personalised(run)) == values(whole)

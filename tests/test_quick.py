@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
+from fedkeel.core.tree import Tensor
 from test_cli import MISTAKES
 
 LATE = {"a misspelt encoder", "a page that cannot be written"}
@@ -62,3 +65,9 @@ def test_torch_that_was_put_off_is_the_real_one() -> None:
         "assert sys.modules['torch'] is torch and torch.nn.Linear is Linear and type(torch) is type(sys)"
     )
     subprocess.run([sys.executable, "-c", below], check=True, timeout=120)
+
+
+def test_a_tensor_is_known_by_the_name_that_loads_nothing() -> None:
+    assert isinstance(torch.zeros(1), Tensor)
+    assert not isinstance(np.zeros(1), Tensor)
+    assert not isinstance(None, Tensor)

@@ -260,9 +260,8 @@ def test_a_recipe_is_kept_continued_and_rebuilt(tmp_path: Path) -> None:
     again = fk.reproduce("ova-lp/participation", **call)
     assert times == {result.folder: (result.folder / "events.jsonl").stat().st_mtime_ns for result in again.results}
     assert again.page.read_text() == page
-    assert (
-        page.count("<h2>20 Newsgroups with MiniLM</h2>") == page.count("<h2>CIFAR-10 with EfficientNet-Lite0</h2>") == 1
-    )
+    changed = "digits with pixels (data.limit=400, partition.clients=12, method.rounds=2)"
+    assert page.count(f"<h2>{changed}</h2>") == page.count(f"<h2>{changed} (2)</h2>") == 1
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids)), "two grids may draw the same figure"
     assert "participation 0.4" in first.text
@@ -308,7 +307,7 @@ def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs/reproduce/ova-lp/ablation-paper"
     assert f"report: {folder.relative_to(tmp_path) / 'report.html'}" in done.stdout
-    for number in ("56.3", "95.4", "95.9", "90.13 ± 0.04", "Ours: CIFAR-100 with ViT-L/16"):
+    for number in ("56.3", "95.4", "95.9", "90.13 ± 0.04", "Ours: hf:data with hf:vit"):
         assert number in done.stdout
     page = (folder / "report.html").read_text()
     assert "Beside the paper" in page

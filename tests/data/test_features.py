@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -182,6 +183,27 @@ def test_killed_and_continued_with_a_real_network(tmp_path: Path) -> None:
     assert told[0] >= CHUNK
     make(settings(tmp_path, "whole", encoder="efficientnet-lite0", limit=12))
     assert stored(only_folder(tmp_path)) == stored(only_folder(tmp_path, "whole"))
+
+
+def test_what_was_begun_long_ago_and_nobody_holds_is_deleted(tmp_path: Path) -> None:
+    """What is newer may be continued, and what is held is being written."""
+    parent = tmp_path / "cache" / "features"
+    for name in ("old", "new", "held"):
+        (parent / f"{name}.partial").mkdir(parents=True)
+    for name in ("old", "held"):
+        os.utime(parent / f"{name}.partial", (0, 0))
+    with (parent / "held.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make(settings(tmp_path))
+    assert sorted(path.stem for path in parent.glob("*.partial")) == ["held", "new"]
+
+
+def test_half_a_note_of_a_killed_process_does_not_stay_with_the_features(tmp_path: Path) -> None:
+    data = settings(tmp_path)
+    kill_after(start(data, pause=0.02), 20)
+    (only_folder(tmp_path) / ".train.progress.7.partial").write_bytes(b"half")
+    make(data)
+    assert sorted(path.name for path in only_folder(tmp_path).iterdir()) == ["meta.json", "test.npy", "train.npy"]
 
 
 def test_a_changed_partial_is_started_over(tmp_path: Path) -> None:

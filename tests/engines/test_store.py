@@ -355,7 +355,7 @@ def test_a_file_that_lost_its_last_commits_is_noticed(path: Path) -> None:
     store.close()
     path.write_bytes(before)
     store = Store(path, "run")
-    with pytest.raises(FedkeelError, match="is damaged .it ends at exchange 1000 of 2000.: run again"):
+    with pytest.raises(FedkeelError, match=r"is damaged .it ends at exchange 1000 of 2000.: run again"):
         store.forget_after(2000, 2000)
     store.close()
 

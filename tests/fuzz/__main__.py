@@ -12,31 +12,31 @@ import traceback
 from pathlib import Path
 from time import monotonic, time
 
-from fuzz.examine import examine, example
+from fuzz.examine import examine, hunt
 from fuzz.targets import TARGETS, Target
 
+BATCH = 100
+"""Examples between two looks at the clock."""
 
-def hunt(name: str, target: Target, until: float, keep: Path) -> int:
+
+def hunted(name: str, target: Target, until: float, keep: Path) -> int:
     """Examples until the time is up; the number of findings, of which those from the same place count once."""
     found: dict[str, int] = {}
-    first = int(time()) * 10**6  # the first million is what the tests have
-    number, accepted = first, 0
+    number, tried, accepted = int(time()) * 10**6, 0, 0
     while monotonic() < until:
-        data = example(name, target, number)
-        try:
-            accepted += examine(target, data)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}"
+        seen = hunt(target, BATCH, number)
+        tried, accepted, number = tried + seen.tried, accepted + seen.accepted, number + 1
+        if seen.error is not None:
+            where = traceback.extract_tb(seen.error.__traceback__)[-1]
+            place = f"{type(seen.error).__name__} in {Path(where.filename).name}:{where.lineno}"
             found[place] = found.get(place, 0) + 1
             if found[place] == 1:
                 path = keep / f"{name}-{number}.bin"
-                path.write_bytes(data)
-                path.with_suffix(".txt").write_text(traceback.format_exc())
-                print(f"  {place}: {str(error)[:150]!r}\n    kept as {path}", flush=True)
-        number += 1
+                path.write_bytes(seen.data)
+                path.with_suffix(".txt").write_text("".join(traceback.format_exception(seen.error)))
+                print(f"  {place}: {str(seen.error)[:150]!r}\n    kept as {path}", flush=True)
     again = "".join(f"; {count} x {place}" for place, count in found.items())
-    print(f"{name:<12} {number - first:>7} examples, {accepted:>6} accepted, {len(found)} findings{again}", flush=True)
+    print(f"{name:<12} {tried:>7} examples, {accepted:>6} accepted, {len(found)} findings{again}", flush=True)
     return len(found)
 
 
@@ -62,7 +62,7 @@ def main() -> None:
             folder = Path(home) / name
             folder.mkdir()
             target, now = TARGETS[name](folder), monotonic()
-            findings += hunt(name, target, now + (end - now) / (len(names) - number), given.keep)
+            findings += hunted(name, target, now + (end - now) / (len(names) - number), given.keep)
     raise SystemExit(f"{findings} findings, kept in {given.keep}" if findings else 0)
 
 

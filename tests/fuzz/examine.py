@@ -7,9 +7,13 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from fedkeel.core.errors import FedkeelError
 from fuzz.target import Target
@@ -22,6 +26,17 @@ AT_MOST = 4 * 2**30
 
 class Finding(AssertionError):
     """What must not happen has happened."""
+
+
+@dataclass
+class Hunt:
+    """What came of some examples."""
+
+    tried: int = 0
+    accepted: int = 0
+    data: bytes = b""
+    error: Exception | None = None
+    """What was found, and ``data`` is what it was found with."""
 
 
 @contextmanager
@@ -77,6 +92,21 @@ def examine(target: Target, data: bytes) -> bool:
     return True
 
 
-def example(name: str, target: Target, number: int) -> bytes:
-    """The example of a number: the same whenever it is made."""
-    return target.make(Random(f"{name} {number}"))
+def hunt(target: Target, examples: int, number: int) -> Hunt:
+    """Try so many examples, drawn by hypothesis: the same for the same number. A finding is made small."""
+    seen = Hunt()
+
+    @seed(number)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+              report_multiple_bugs=False, phases=(Phase.generate, Phase.shrink))  # fmt: skip
+    @given(st.randoms(use_true_random=False))
+    def holds(random: Random) -> None:
+        seen.data = target.make(random)
+        seen.tried += 1
+        seen.accepted += examine(target, seen.data)
+
+    try:
+        holds()
+    except Exception as error:  # the last one tried is the smallest one found
+        seen.error = error
+    return seen

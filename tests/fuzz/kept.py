@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 import fedkeel as fk
-from fedkeel.core.method import State
+from fedkeel.core.method import Method, State
+from fedkeel.core.sealed import BLANK, KEY, read_tensors, seal
 from fedkeel.core.tree import digest
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.manifest import Manifest
@@ -33,8 +35,10 @@ from fuzz.mutations import (
     Make,
     changed,
     json_bytes,
+    json_changed,
     jsonl_bytes,
     safetensors_bytes,
+    written,
 )  # fmt: skip
 from fuzz.target import Target, target, tree
 
@@ -112,6 +116,26 @@ def model(home: Path) -> Target:
 
 
 @target
+def forged_model(home: Path) -> Target:
+    """A seal tells damage, not who wrote a file: a model of others may say anything, with a seal that holds."""
+    path = finished(home) / "model.safetensors"
+    tensors, about = read_tensors(path)
+    said = json_changed({key: value for key, value in about.items() if key != KEY})
+
+    def check(data: bytes) -> None:
+        about = json.loads(data)
+        if not isinstance(about, dict):
+            return
+        path.write_bytes(seal(save(tensors, metadata={"fedkeel": json.dumps({KEY: BLANK, **about})})))
+        found = Model.load(path)
+        assert isinstance(found.method, Method)
+        assert all(isinstance(name, str) for name in found.class_names)
+        assert found.temperature is None or 0 < found.temperature < np.inf
+
+    return Target(lambda draw: written(said(draw)), check)
+
+
+@target
 def client_file(home: Path) -> Target:
     path = home / "clients" / "a.safetensors"
     save_client(path, tree())
@@ -151,7 +175,7 @@ def store(home: Path) -> Target:
     kept = Store(path, "run")
     for number, client in enumerate(clients):
         kept.write(client, 1000, tree(number))
-    kept.commit()
+    kept.commit(settled=1000)
     kept.close()
 
     def check(data: bytes) -> None:
@@ -160,6 +184,7 @@ def store(home: Path) -> Target:
         path.write_bytes(data)
         opened = Store(path, "run")
         try:
+            opened.forget_after(1000, settled=1000)  # as a run that goes on from its checkpoint
             for number, client in enumerate(clients):
                 found = opened.read(client, 1000)
                 assert found is not None, f"{client} is said to have nothing"

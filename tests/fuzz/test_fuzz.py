@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fuzz.examine import Finding, examine, example
+from fuzz.examine import Finding, examine, hunt
 from fuzz.mutations import DEEP
 from fuzz.targets import SLOW, TARGETS, Target
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_fedkeel_errors_leave(name: str, tmp_path: Path) -> None:
-    target = TARGETS[name](tmp_path)
-    for number in range(20 if name in SLOW else 200):
-        examine(target, example(name, target, number))
+    seen = hunt(TARGETS[name](tmp_path), 10 if name in SLOW else 100, number=0)
+    if seen.error is not None:
+        raise AssertionError(f"{seen.data[:200]!r}") from seen.error
 
 
 def npz(**arrays: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.savez(file, **{"x": np.arange(12.0).reshape(4, 3), "y": np.array([0, 1, 0, 1]), **arrays})  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def about(**said: Any) -> bytes:
+    """What a model says of itself."""
+    sound = {"method": {"name": "fedavg"}, "data": {}, "class_names": ["a", "b"], "temperature": None}
+    return json.dumps({**sound, **said}).encode()
 
 
 FOUND = {
@@ -35,6 +43,9 @@ FOUND = {
     "strings of half letters": ("npz", npz(client=np.array([0xD800, 97, 98, 99], np.uint32).view("U1"))),
     "labels that are dates": ("npz", npz(x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
     "labels of two odd kinds": ("npz", npz(y=np.zeros(4, "c16"), x_test=np.ones((4, 3)), y_test=np.zeros(4, "M8[s]"))),
+    "a method that cannot be": ("forged-model", about(method={"name": "fedavg", "participation": []})),
+    "classes without names": ("forged-model", about(class_names=[None, 1])),
+    "a temperature of nothing": ("forged-model", about(temperature=0.0)),
     "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
 }
 
@@ -44,9 +55,31 @@ def test_what_was_found_once_is_refused(name: str, data: bytes, tmp_path: Path) 
     assert not examine(TARGETS[name](tmp_path), data)
 
 
-def test_examples_are_the_same_each_time(tmp_path: Path) -> None:
-    target = TARGETS["message"](tmp_path)
-    assert [example("message", target, n) for n in range(20)] == [example("message", target, n) for n in range(20)]
+def test_a_model_that_says_nothing_wrong_is_read(tmp_path: Path) -> None:
+    assert examine(TARGETS["forged-model"](tmp_path), about())
+
+
+@pytest.mark.parametrize(("there", "instead"), [(b"CREATE TABLE", b"CRE\x8eTE TABLE"), (b"site-1", b"site\x8e1")])
+def test_sqlite_may_hold_text_that_is_none(there: bytes, instead: bytes, tmp_path: Path) -> None:
+    target = TARGETS["store"](tmp_path)
+    whole = (tmp_path / "private.sqlite").read_bytes()
+    assert there in whole
+    assert not examine(target, whole.replace(there, instead))
+
+
+def test_examples_are_the_same_each_time_and_a_finding_is_made_small() -> None:
+    def check(data: bytes) -> None:
+        tried.append(data)
+        assert 7 not in data
+
+    runs = []
+    for _ in range(2):
+        tried = list[bytes]()
+        seen = hunt(Target(lambda draw: bytes(draw.randrange(10) for _ in range(draw.randrange(20))), check), 200, 1)
+        assert isinstance(seen.error, AssertionError)
+        assert (seen.data, tried[-1]) == (b"\x07", b"\x07")
+        runs.append(tried)
+    assert runs[0] == runs[1]
 
 
 def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

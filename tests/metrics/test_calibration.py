@@ -30,10 +30,10 @@ from fedkeel.engines.wire import WireEngine
 from fedkeel.methods.heads.base import BIAS, WEIGHT, logits
 from fedkeel.metrics.calibration import (
     BINS,
-    GRID,
     Reliable,
     Temperature,
     bins_of,
+    grid,
     judged,
     loss_sums,
     own_temperature,
@@ -95,7 +95,7 @@ def test_a_few_rows_that_are_all_right_make_no_score_a_one() -> None:
     z, y = drawn(10, 1, right=1.0)
     temperature = own_temperature(METHODS["fedavg"](), z, y)
     assert temperature is not None
-    assert GRID[2] < temperature < GRID[-3]
+    assert grid()[2] < temperature < grid()[-3]
     assert (z / temperature).softmax(1).max(1).values.mean() < 0.97
 
 
@@ -253,7 +253,7 @@ def test_a_run_fits_it_on_validation_rows_and_measures_it_on_test_rows(whole: Re
 def test_its_exchange_is_on_record_and_in_no_rounds_costs(whole: Record) -> None:
     last = whole.exchanges[-1]
     assert (last["round"], last["phase"], last["clients"]) == (4, "calibration", 4)
-    assert last["bytes_up"] > 4 * 8 * 2 * len(GRID)
+    assert last["bytes_up"] > 4 * 8 * 2 * len(grid())
     without = replace(whole, exchanges=whole.exchanges[:-1])
     row, other = summary_row(whole, None), summary_row(without, None)
     assert row["bytes_up"] == other["bytes_up"] + last["bytes_up"]

@@ -195,7 +195,8 @@ def test_against_peft_on_the_whole_network(opened: dict[str, Encoder], family: s
 def test_the_gradient_against_finite_differences(opened: dict[str, Encoder], family: str) -> None:
     lora = Lora(rank=2, blocks=(1,), text_tokens=LONGEST)
     x = adapted(lora, opened[family])
-    upper, classes = x.dual.upper.double(), x.dual.zero_shot.double()
+    upper, classes = x.dual.upper, x.dual.zero_shot.double()
+    upper.network.double()
     start = {name: value.double() for name, value in trained(lora, x).items()}
     below, labels = x.get("below").double(), torch.arange(len(x)) % len(classes)
 
@@ -245,7 +246,9 @@ def test_a_twin_shares_nothing_but_gives_the_same(opened: dict[str, Encoder]) ->
     lora = Lora(blocks=(1,), text_tokens=LONGEST)
     x = adapted(lora, opened["bert"])
     twin = x.twin()
-    assert not {id(part) for part in x.dual.upper.modules()} & {id(part) for part in twin.dual.upper.modules()}
+    assert not {id(part) for part in x.dual.upper.network.modules()} & {
+        id(part) for part in twin.dual.upper.network.modules()
+    }
     factors = trained(lora, x)
     assert torch.equal(lora.logits(factors, x), lora.logits(factors, twin))
 
@@ -253,11 +256,11 @@ def test_a_twin_shares_nothing_but_gives_the_same(opened: dict[str, Encoder]) ->
 def test_the_network_never_changes(opened: dict[str, Encoder]) -> None:
     lora = Lora(blocks=(1,), text_tokens=LONGEST)
     x = adapted(lora, opened["bert"])
-    before = {name: value.clone() for name, value in x.dual.upper.named_parameters()}
+    before = {name: value.clone() for name, value in x.dual.upper.network.named_parameters()}
     lora.logits(trained(lora, x), x)
     torch.testing.assert_close(lora.logits(lora.fresh(x.dual, 0), x), x.zero_shot, rtol=1e-4, atol=1e-4)
-    assert dict(x.dual.upper.named_parameters()).keys() == before.keys(), "factors exist only in trees"
-    for name, value in x.dual.upper.named_parameters():
+    assert dict(x.dual.upper.network.named_parameters()).keys() == before.keys(), "factors exist only in trees"
+    for name, value in x.dual.upper.network.named_parameters():
         assert torch.equal(value, before[name])
         assert not value.requires_grad
     inside = list(x.dual.upper.tower.blocks[0].modules())[1:]

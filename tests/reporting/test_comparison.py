@@ -311,7 +311,7 @@ def test_methods_are_compared_one_setting_after_the_other(few: list[Ran]) -> Non
 def test_the_page_shows_on_every_screen(few: list[Ran], browser: Browser, tmp_path: Path) -> None:  # noqa: F811
     opening = comparison.section(PAPERS["ova-lp"], "Figure 3", RECIPES["ova-lp/ablation"], few)
     parts = [html.Part(title, [run.record for run in few[:8]]) for title in ("My data", "The same once more")]
-    text = html.book("A recipe", "What it shows", "fedkeel reproduce it", ["a note"], opening, parts)
+    text = html.book(html.About("A recipe", "What it shows", ["a note"], "fedkeel reproduce it"), opening, parts)
     page = html.write(text, tmp_path / "page.html")
     ids = Page(text).ids
     assert len(ids) == len(set(ids)), "two parts may draw the same figure"

@@ -247,12 +247,12 @@ def test_a_folder_of_personal_models_is_no_run(two_seeds: list[Record], tmp_path
 
 
 def test_parts_of_a_page_show_theirs(two_seeds: list[Record], undrawn: None) -> None:
-    text = html.book("t", "a", "c", [], "", [html.Part("one", two_seeds), html.Part("two", two_seeds[:1])])
+    text = html.book(html.About("t", "a", [], "c"), "", [html.Part("one", two_seeds), html.Part("two", two_seeds[:1])])
     assert text.count("<h3>Personal models</h3>") == 2
 
 
 def test_the_terminal_has_the_tabulated_numbers(two_seeds: list[Record]) -> None:
-    text = personal.as_text([read(two_seeds[0].folder / "personal" / name) for name in ("ft", "lp-ft")])
+    text = personal.as_text([read(two_seeds[0].folder / "personal" / name) for name in ("ft", "lp-ft")], 80)
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"global model \(before\) +70\.00 +70\.00 +50\.00 +13\.04 +63\.33", text)
     assert re.search(r"\nft +90\.00 +56\.00 +40\.00 +17\.44 +62\.00", text)
@@ -558,7 +558,7 @@ def test_the_page_shows_on_every_screen(
 ) -> None:
     opening = comparison.section(PAPERS["lp-ft"], "Table 2", RECIPES["lp-ft/main"][:2], ran)
     parts = [html.Part("digits5", two_seeds), html.Part("Sweeps", swept)]
-    text = html.book("LP-FT", "Personal models", "fedkeel reproduce lp-ft/main", [], opening, parts)
+    text = html.book(html.About("LP-FT", "Personal models", [], "fedkeel reproduce lp-ft/main"), opening, parts)
     ids = Page(text).ids
     assert len(ids) == len(set(ids))
     page = html.write(text, tmp_path / "page.html")

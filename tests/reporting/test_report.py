@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_browser import TOPICS, comparison, write_run
+from test_browser import FINAL, TOPICS, comparison, write_run
 
 import fedkeel as fk
 from fedkeel.core.errors import FedkeelError
-from fedkeel.reporting import canvas, grouping, html, plots, story, tables
+from fedkeel.reporting import canvas, grouping, html, personal_plots, plots, story, tables
 from fedkeel.runs.events import Record
 
 
@@ -249,11 +249,13 @@ def test_a_run_given_twice_counts_once_and_the_page_says_so(tmp_path: Path) -> N
 
 def test_the_terminal_table_fits_80_columns_and_keeps_brackets(compared: list[Record], tmp_path: Path) -> None:
     long = [write_run(tmp_path / str(seed), seed=seed, settings={"note": "[bold]x[/bold]"}) for seed in (0, 42)]
-    rows, text = tables.summary_rows([*compared, *long]), tables.as_text([*compared, *long])
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
+    rows, text = tables.summary_rows([*compared, *long]), tables.as_text([*compared, *long], 80)
+    assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    assert "[bold]x[/bold]" in "".join(line[:11].strip() for line in lines)
+    assert "note=[bold]x[/bold]" in text
+    assert {"bernoulli-", "dirichlet", "fedavg", "ova-lp,"} <= set(text.split())
+    assert text.endswith("no room for Time: the report has it all")
+    assert len(tables.as_text([*compared, *long]).splitlines()) == 2 + len(rows), "lines in a file are whole"
     assert f"{100 * rows[0]['accuracy']:.2f} ± {100 * rows[0]['accuracy_std']:.2f}" in text
 
 
@@ -425,6 +427,40 @@ def test_forty_runs_have_curves_per_split_and_fixed_colours(tmp_path: Path) -> N
     groups = grouping.groups(records)
     colours = {(group.method, plots.Look.of(groups).colour(group)) for group in groups}
     assert len(colours) == len({colour for _, colour in colours}) == 4
+
+
+def test_thirty_methods_are_told_apart(tmp_path: Path) -> None:
+    """Curves by colour and line, as markers are few on them; dots by colour and marker."""
+    first = write_run(tmp_path / "run", rounds=3)
+    found = [grouping.Group(f"method-{k}", "shards", (first,), (None,)) for k in range(30)]
+    look = plots.Look.of(found)
+    assert len({(look.colour(group), str(look.line(group))) for group in found}) == 30
+    assert len({(look.colour(group), look.marker(group.method)) for group in found}) == 30
+    assert len(set(personal_plots.shade([group.method for group in found]).values())) == 30
+    assert len({(canvas.colour(k), canvas.hatch(k)) for k in range(30)}) == 30
+    assert len({look.marker(group.method) for group in found[:6]}) == 6, "neighbours differ without colours too"
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_legend_names_every_method_in_full(count: int, tmp_path: Path) -> None:
+    first = write_run(tmp_path / "run", rounds=3)
+    names = [f"ova-lp, optimizer=sgd, aggregation=total, positive_mode=sample, last={k}" for k in range(count)]
+    found = [grouping.Group(name, "shards", (first,), (None,)) for name in names]
+    svg = plots.accuracy_curves(found, plots.Look.of(found), found).svg
+    words = " ".join(re.findall(r">([^<>]+)</text>", svg))
+    assert "…" not in words
+    assert [name for name in names if f"last={name.rpartition('=')[2]}" not in words.split()] == []
+    assert words.count("positive_mode=sample,") == count
+    box = re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)"', svg)
+    assert box
+    places = re.findall(r"translate\(([0-9.-]+) ([0-9.-]+)\)", svg)
+    assert all(0 <= float(x) <= float(box[1]) and 0 <= float(y) <= float(box[2]) for x, y in places)
+
+
+def test_a_page_of_many_methods_has_a_short_title(tmp_path: Path, no_figures: None) -> None:
+    records = [write_run(tmp_path / m, m, rounds=3, clients=20) for m in FINAL]
+    assert Page(html.page(records)).titles[0] == f"{len(FINAL)} methods on newsgroups20"
+    assert Page(html.page(records[:2])).titles[0] == "ova-lp and fedavg on newsgroups20"
 
 
 def test_the_file_is_replaced_whole_or_left_alone(

@@ -48,8 +48,7 @@ def _mistake() -> str | None:
             app(sys.argv[1:], exit_on_error=False, print_error=False)
             return None
         except SystemExit:  # how a command ends
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
             raise
     except (FedkeelError, CycloptsError) as error:
         return memory_ran_out(error) or str(error)

@@ -45,7 +45,7 @@ def encode(config: Path | None = None, /, *, set: Set = ()) -> None:
     For example:
 
         fedkeel encode --set data.source=cifar10
-        fedkeel encode --set data.source=images:photos data.encoder=hf:facebook/dinov2-small
+        fedkeel encode --set data.source=images:photos data.encoder=hf:models/vit
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ import codecs
 import io
 import os
 import sys
+from pathlib import Path
 
 from fedkeel.core.errors import FedkeelError
 
@@ -23,6 +24,9 @@ def _in_its_place(error: UnicodeError) -> tuple[str, int]:
 
 def take_any_text() -> None:
     """From here on no text is too much for stdout: what it cannot write has something plain in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before we came, as by >&-
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  it stays open
     codecs.register_error("fedkeel", _in_its_place)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="fedkeel")

@@ -156,5 +156,5 @@ def reproduce(
         numbers = None if seeds is None else numbers_in(seeds)
         done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
     tell_refusals(done.results)
-    print(done.text(width_of()))
+    print(done.told(width_of()))
     say(f"report: {done.page}")

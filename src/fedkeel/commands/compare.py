@@ -97,7 +97,7 @@ def _must_be_of_now(grid: Sequence[Cell], folder: Path, rows: Callable[[Source],
     for cell in there:
         check(folder / cell.label, cell.experiment, resume=True)
         try:
-            must_be_of_now(folder / cell.label, cell.experiment, rows(cell.experiment.data))
+            must_be_of_now(folder / cell.label, cell.experiment, partial(rows, cell.experiment.data))
         except Stale as found:
             stale.append(found)
     if stale:

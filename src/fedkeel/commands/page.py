@@ -36,7 +36,7 @@ def build_page(records: Sequence[events.Record], out: Path, watch: Watch = SILEN
     from fedkeel.reporting import html
 
     for record in records:
-        events.personalised(record.folder, watch.notice)
+        events.personalised(record.folder, lambda text: watch.notice(f"passed over: {text}"))
     return html.build(records, out, commentary=COMMENTARY)
 
 

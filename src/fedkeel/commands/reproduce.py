@@ -55,8 +55,13 @@ class Reproduction:
     changed: str
     """settings that are not the recipe's"""
 
-    def text(self, width: int | None = None) -> str:
-        """The same as plain text, in whole lines or so many columns wide."""
+    @property
+    def text(self) -> str:
+        """The same as plain text, in whole lines."""
+        return self.told(None)
+
+    def told(self, width: int | None) -> str:
+        """As plain text so many columns wide."""
         results = beside_text(self.sources, self.runs, width) or "\n\n".join(
             f"{wrapped(part.title, width)}\n{as_text(part.records, width)}" for part in self.parts
         )

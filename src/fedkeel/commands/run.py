@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,8 @@ def run(
         config = stored(Path(out or ""))
     sections = held(sections)
     exp = experiment(config, set=set, **sections)
-    return carry_out(
-        exp, Path(out) if out is not None else fresh(exp), resume, watch, lambda: load(exp.data, notice=watch.notice)
-    )
+    rows = cache(lambda: load(exp.data, notice=watch.notice))
+    return carry_out(exp, Path(out) if out is not None else fresh(exp), resume, watch, rows)
 
 
 def carry_out(
@@ -53,13 +53,12 @@ def carry_out(
     """Run or continue an experiment in a folder, which is made only once the experiment is known to be sound."""
     try:
         check(folder, exp, resume)
-        dataset = rows()
-        must_be_of_now(folder, exp, dataset)
+        must_be_of_now(folder, exp, rows)
         if not finished(folder):
             from fedkeel.runs.federation import assemble  # not before the experiment is known to be sound
             from fedkeel.runs.simulate import simulate
 
-            federation = assemble(exp, dataset, watch)
+            federation = assemble(exp, rows(), watch)
             begin(folder, exp, federation.manifest)
             simulate(exp, federation, folder, watch)
         if page and not (folder / REPORT).exists():

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
 else:
-    Tensor = Any  # who only names the type need not load torch: a mistake in a configuration is told without it
+
+    class _Named(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, torch.Tensor)
+
+    class Tensor(metaclass=_Named):
+        """torch's, for who names the type: that need not load torch, so mistakes are told without it."""
+
 
 Tree = dict[str, Tensor]
 

@@ -24,15 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.polynomial import Polynomial
-from torch import Tensor
 
 from fedkeel.core.method import AnyMethod, Method, Phase, State, Update, Visit, from_settings
-from fedkeel.core.tree import Tree
+from fedkeel.core.tree import Tensor, Tree
 
 POINTS, WIDEST = 61, 100.0
 STEP = 2 * math.log(WIDEST) / (POINTS - 1)
-GRID = torch.linspace(-math.log(WIDEST), math.log(WIDEST), POINTS, dtype=torch.float64).exp()
-"""Temperatures from 1 / 100 to 100, evenly spaced in their logarithm."""
 BETWEEN = np.linspace(-2, 2, 4001)
 """Where the least is looked for around a point of the grid, in steps of it."""
 LEAST = 1e-30
@@ -45,13 +42,18 @@ LOSS, ANY, ROWS = f"{ASKED}sum.loss", f"{ASKED}sum.any", f"{ASKED}sum.rows"
 BEFORE, AFTER, TEMPERATURE = f"{ASKED}bins.before", f"{ASKED}bins.after", f"{ASKED}temperature"
 
 
+def grid() -> Tensor:
+    """Temperatures from 1 / 100 to 100, evenly spaced in their logarithm."""
+    return torch.linspace(-math.log(WIDEST), math.log(WIDEST), POINTS, dtype=torch.float64).exp()
+
+
 def loss_sums(method: AnyMethod, logits: Tensor, y: Tensor) -> Tree:
     """Sums over rows, at every temperature: the log loss, and what it is on average if any class may be right."""
     loss, of_any = torch.zeros(2, POINTS, dtype=torch.float64)
     part = max(1, ENTRIES // (POINTS * logits.shape[1]))
     for first in range(0, len(y), part):
         z, label = logits[first : first + part].double(), y[first : first + part]
-        losses = -method.scores(z / GRID[:, None, None]).clamp(min=LEAST).log()
+        losses = -method.scores(z / grid()[:, None, None]).clamp(min=LEAST).log()
         loss += losses.gather(-1, label.expand(POINTS, -1).unsqueeze(-1)).sum((1, 2))
         of_any += losses.mean(-1).sum(1)
     return {LOSS: loss, ANY: of_any, ROWS: torch.tensor([len(y)], dtype=torch.float64)}
@@ -66,7 +68,7 @@ def temperature_of(sums: Tree) -> float | None:
     at = int(np.clip(losses.argmin(), 2, POINTS - 3))
     curve = Polynomial.fit(np.arange(-2, 3), losses[at - 2 : at + 3], 4)
     steps = BETWEEN[curve(BETWEEN).argmin()]
-    return float(GRID[at]) * math.exp(STEP * steps)
+    return float(grid()[at]) * math.exp(STEP * steps)
 
 
 def own_temperature(method: AnyMethod, logits: Tensor, y: Tensor) -> float | None:

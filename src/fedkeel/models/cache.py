@@ -7,17 +7,19 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
 
-from fedkeel.core.atomic import sync_folder, write_atomically
+from fedkeel.core.atomic import clear, hold, sync_folder, write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
@@ -27,6 +29,8 @@ from fedkeel.data.sources.base import Source, cache_folder
 from fedkeel.models.encoders import Encoder, encoder_name, open_encoder
 
 FORMAT = 1
+FORGOTTEN = 7 * 24 * 3600
+"""Seconds after which an encoding that was begun, and that nobody continues, is deleted."""
 CHUNK = 512
 """Rows encoded between two saves; what a crash loses at most."""
 PARTS = ("train", "test")
@@ -96,6 +100,7 @@ def encoded_by(
     with _lock(parent, key, notice):
         if folder.is_dir():
             return _open(folder, dataset, encoder, cached=True)
+        _clear_forgotten(parent)
         _tell_change(parent, dataset, encoder, notice)
         _fill(folder, dataset, encoder, np.dtype(data.dtype), progress)
     return _open(folder, dataset, encoder)
@@ -160,6 +165,16 @@ def _lock(parent: Path, key: str, notice: Callable[[str], None]) -> Iterator[Non
         yield
 
 
+def _clear_forgotten(parent: Path) -> None:
+    """Delete what was begun long ago by processes that are no more; what is newer may be continued."""
+    for partial in parent.glob("*.partial"):
+        with suppress(OSError):
+            if time() - partial.stat().st_mtime > FORGOTTEN:
+                with (parent / f"{partial.stem}.lock").open("a") as lock:
+                    if hold(lock.fileno()):
+                        shutil.rmtree(partial)
+
+
 def _tell_change(parent: Path, dataset: Dataset, encoder: Encoder, notice: Callable[[str], None]) -> None:
     for path in sorted(parent.glob("*/meta.json")):
         try:
@@ -180,6 +195,7 @@ def _fill(
     total = len(dataset.train) + len(dataset.test)
     with _blame(partial):
         partial.mkdir(exist_ok=True)
+        clear(partial)
     meta: dict[str, Any] = {
         "format": FORMAT,
         "dataset": dataset.name,

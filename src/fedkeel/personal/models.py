@@ -209,7 +209,10 @@ def _temperature(record: Record, client: str) -> float | None:
 
 def _finished(run: Path, label: str | None) -> Record:
     """The record of the way to personalise that is named, or of the only one; an attempt that has not ended is none."""
-    every = {record.folder.name: record for record in personalised(run)}
+    damage = list[str]()
+    every = {record.folder.name: record for record in personalised(run, damage.append)}
+    if damage and label not in every:  # it may be the one that is meant
+        raise FedkeelError(damage[0])
     ended = [name for name, record in every.items() if record.end]
     if not every:
         command = f"fedkeel personalize {shlex.quote(str(run))}"

@@ -183,7 +183,7 @@ def personalised(folder: str | Path, notice: Callable[[str], None] = lambda text
         try:
             found.append(begun(path.parent))
         except (FedkeelError, OSError) as error:
-            notice(f"passed over: {error}")
+            notice(str(error))
     return [record for record in found if record is not None]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from fedkeel.core.atomic import safe_name
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, UnknownName
 from fedkeel.core.method import AnyMethod, State, from_settings, settings
 from fedkeel.core.sealed import KEY, Unsound, read_tensors, write_tensors
 from fedkeel.core.tree import Tree, digest
@@ -59,14 +60,18 @@ class Model:
     def load(cls, path: str | Path) -> Model:
         try:
             tensors, about = read_tensors(Path(path))
-            method, data, names = (about[key] for key in ("method", "data", "class_names"))
+            method, data, names = from_settings(about["method"]), dict(about["data"]), tuple(about["class_names"])
+            temperature = None if about["temperature"] is None else float(about["temperature"])
+            if not (temperature is None or 0 < temperature < inf) or not all(isinstance(name, str) for name in names):
+                raise Unsound("it makes no sense")
         except FileNotFoundError:
             raise FedkeelError(f"there is no {path}, the run is not finished: {_makes(Path(path).parent)}") from None
-        except (Unsound, KeyError):
+        except UnknownName:  # of a method that is not installed here
+            raise
+        except (Unsound, KeyError, TypeError, ValueError, AttributeError):  # a seal tells damage, not who wrote it
             raise FedkeelError(f"{path} is damaged or no fedkeel model: {_makes(Path(path).parent)}") from None
         mean = tensors.pop(PREPARED_MEAN, None)
-        made = from_settings(method), tensors, mean, data, tuple(names)
-        return cls(*made, temperature=about["temperature"], seal=about[KEY])
+        return cls(method, tensors, mean, data, names, temperature=temperature, seal=about[KEY])
 
     @classmethod
     def of(cls, run: Path) -> Model:

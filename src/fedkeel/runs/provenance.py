@@ -6,8 +6,8 @@ it is refused, and what has changed is said.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,28 @@ class Provenance:
     source: str
     split: str
     """of the code of each: the files of the class and of those that it derives from, and what they import there"""
-    results: int = RESULTS
+    results: int
 
     @classmethod
     def of(cls, experiment: Experiment, dataset: Dataset, encoder: tuple[str, str, str]) -> Provenance:
         """That of a run which begins now; of the encoder the name, the weights and the transform."""
-        return cls(
-            data=content(dataset),
-            encoder=digest(encoder),
-            method=code_of(*kinds_of(from_settings(experiment.method))),
-            source=code_of(type(experiment.data)),
-            split=code_of(type(experiment.partition)),
-        )
+        return cls(**_of_rows(dataset, encoder), **_of_code(experiment))
+
+
+PARTS = tuple(field.name for field in fields(Provenance))
+
+
+def _of_rows(dataset: Dataset, encoder: tuple[str, str, str]) -> dict[str, Any]:
+    return {"data": content(dataset), "encoder": digest(encoder)}
+
+
+def _of_code(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "method": code_of(*kinds_of(from_settings(experiment.method))),
+        "source": code_of(type(experiment.data)),
+        "split": code_of(type(experiment.partition)),
+        "results": RESULTS,
+    }
 
 
 def kinds_of(method: AnyMethod) -> list[type]:
@@ -71,17 +81,23 @@ def content(dataset: Dataset) -> str:
     return digest([dataset.fingerprint, *("" if column is None else column for column in columns), names])
 
 
-def must_be_of_now(folder: Path, experiment: Experiment, dataset: Dataset) -> None:
-    """Refuse what is on record in a folder if the same run would come from something else now."""
+def must_be_of_now(folder: Path, experiment: Experiment, rows: Callable[[], Dataset]) -> None:
+    """Refuse what is on record in a folder if the same run would come from something else now.
+
+    Rows that are named by their own fingerprint cannot have changed, and a finished run needs them no more.
+    """
     record = begun(folder)
     if record is None:
         return
-    from fedkeel.runs.opening import encoder_of  # with it comes torch
+    now = _of_code(experiment)
+    if record.end is None or not experiment.data.by_content:
+        from fedkeel.runs.opening import encoder_of  # with it comes torch
 
-    encoder = encoder_of(experiment.data, dataset, from_settings(experiment.method))
-    now = asdict(Provenance.of(experiment, dataset, encoder))
-    for part, before in _of(record).items():
-        if before != now[part]:
+        dataset = rows()
+        now |= _of_rows(dataset, encoder_of(experiment.data, dataset, from_settings(experiment.method)))
+    before = _of(record)
+    for part in PARTS:
+        if part in now and before[part] != now[part]:
             raise Stale(folder, _changed(part, record))
 
 
@@ -92,16 +108,16 @@ def must_agree(records: Sequence[Record]) -> None:
         for part, value in _of(record).items():
             other = first.setdefault(f"{part} {_named(part, record)}", record)
             if _of(other)[part] != value:
+                elder = record if "provenance" in other.start else other
                 raise FedkeelError(
-                    f"{_changed(part, record)} between the runs {other.folder} and {record.folder}: they cannot stand "
+                    f"{_changed(part, elder)} between the runs {other.folder} and {record.folder}: they cannot stand "
                     "side by side; run one of them again, or leave it out"
                 )
 
 
 def _of(record: Record) -> dict[str, Any]:
     """As it is on record; a run of an older fedkeel comes from nothing that is known."""
-    unknown = Provenance("", "", "", "", "", 0)
-    return {**asdict(unknown), **record.start.get("provenance", {})}
+    return {**dict.fromkeys(PARTS), **record.start.get("provenance", {})}
 
 
 def _named(part: str, record: Record) -> Any:

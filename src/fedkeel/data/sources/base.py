@@ -32,6 +32,8 @@ class Source(Open):
     usual: ClassVar[str] = "newsgroups20"
     spellings: ClassVar[Mapping[str, str]]
     """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
+    by_content: ClassVar[bool] = False
+    """Whether what stands after the colon is a fingerprint of the rows: then they cannot change under it."""
 
     source: str
     """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, hf:ID-or-folder; or
