@@ -135,13 +135,13 @@ def test_a_smaller_comparison_keeps_the_larger_page(tmp_path: Path) -> None:
 
     lines = [line for line in compare("fedavg,ridge,ncm").stderr.splitlines() if "/3 " in line]
     assert [line.split()[1] for line in lines[::2]] == [f"{name}-iid-seed0" for name in ("fedavg", "ridge", "ncm")]
-    assert all(re.fullmatch(r"[12]/3 \S+  \d\d\.\d\d %, about \d+ (s|min) left", line) for line in lines[1:5:2])
-    assert re.fullmatch(r"3/3 ncm-iid-seed0  \d\d\.\d\d %", lines[5]), "nothing is left"
+    assert all(re.fullmatch(r"[12]/3 \S+: \d\d\.\d\d %, about \d+ (s|min) left", line) for line in lines[1:5:2])
+    assert re.fullmatch(r"3/3 ncm-iid-seed0: \d\d\.\d\d %", lines[5]), "nothing is left"
     (tmp_path / "grid" / "ncm-iid-seed0" / "events.jsonl").write_text("{}\nno json\n{}\n")
     write_npz(tmp_path / "other.npz")
     compare("oll", "data.source=npz:other.npz")
     smaller = compare("ridge")
-    assert re.search(r"^1/1 ridge-iid-seed0  \d\d\.\d\d %, kept$", smaller.stderr, re.MULTILINE)
+    assert re.search(r"^1/1 ridge-iid-seed0: \d\d\.\d\d %, kept$", smaller.stderr, re.MULTILINE)
     assert "left out of the page: grid/ncm-iid-seed0/events.jsonl" in smaller.stderr
     assert "fedavg" not in smaller.stdout
     page = (tmp_path / "grid/report.html").read_text()

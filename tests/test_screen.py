@@ -17,11 +17,11 @@ LONG = "ova-lp-bernoulli-dirichlet-participation=0.1-seed0"
 
 def tell(watch: Watch) -> None:
     """Two runs of a grid, one of them kept, and a client that is being personalised."""
-    watch.ended(1, 3, "fedavg-iid-seed0  90.00 %, kept", "")
+    watch.ended(1, 3, "fedavg-iid-seed0: 90.00 %, kept", "")
     watch.begun(2, 3, LONG)
     watch.round(1, 2, 0.5)
     watch.round(2, 2, 0.7161)
-    watch.ended(2, 3, f"{LONG}  71.61 %", "about 3 min left")
+    watch.ended(2, 3, f"{LONG}: 71.61 %", "about 3 min left")
     watch.share(0.25, 100.0)
     watch.share(0.5, None)
 
@@ -32,11 +32,11 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     with screen.watched(Console(file=out, width=200), "comparing") as watch:
         tell(watch)
     assert out.getvalue().splitlines() == [
-        "1/3 fedavg-iid-seed0  90.00 %, kept",
+        "1/3 fedavg-iid-seed0: 90.00 %, kept",
         f"2/3 {LONG}",
         "round 1 of 2, accuracy 50.00%",
         "round 2 of 2, accuracy 71.61%",
-        f"2/3 {LONG}  71.61 %, about 3 min left",
+        f"2/3 {LONG}: 71.61 %, about 3 min left",
         "25% done, about 2 min left",
         "50% done",
     ]
@@ -67,4 +67,4 @@ def test_bars_in_a_terminal_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> N
     assert " 2/3 " in lines[0]
     assert lines[1].startswith("2/3 ova-lp-bernoulli-dirichlet")
     assert lines[2].startswith("per cent ")
-    assert f"2/3 {LONG}  71.61 %" in out.getvalue(), "the accuracy of a finished cell stays"
+    assert f"2/3 {LONG}: 71.61 %" in out.getvalue(), "the accuracy of a finished cell stays"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from signal import SIGINT, default_int_handler, pthread_kill, signal
+from signal import SIGINT, default_int_handler, raise_signal, signal
 from threading import Event, Lock, Thread, current_thread, main_thread
 from time import sleep
 
@@ -83,7 +83,7 @@ def test_the_main_thread_only_waits_and_hears_ctrl_c_at_once(items: int) -> None
     def press() -> None:
         for _ in range(min(items, 3)):
             begun.get()
-        pthread_kill(main_thread().ident or 0, SIGINT)
+        raise_signal(SIGINT)  # on this thread, so that it wakes nobody
 
     before = signal(SIGINT, default_int_handler)
     try:

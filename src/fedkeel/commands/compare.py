@@ -84,7 +84,7 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool,
             raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
         if not kept:
             pace.ended(job)
-        outcome = f"{cell.label}  {100 * result.accuracy:.2f} %{', kept' if kept else ''}"
+        outcome = f"{cell.label}: {100 * result.accuracy:.2f} %{', kept' if kept else ''}"
         watch.ended(number, len(grid), outcome, pace.left())
         results.append(result)
     return results

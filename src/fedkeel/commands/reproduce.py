@@ -165,5 +165,5 @@ def _personalize_all(
                 raise Stopped(f"stopped in {cell.label}, {variant}: the same command continues there") from None
             pace.ended(_job(variant))
             local = Personal.of(made).local
-            outcome = "" if local is None else f"  {100 * local:.2f} % at home"
+            outcome = "" if local is None else f", {100 * local:.2f} % at home"
             watch.ended(number, len(grid), f"{name}{outcome}", pace.left())

@@ -151,7 +151,7 @@ def trained(
         grads = method.adjust(grads, {name: params[name].detach() for name in grads}, batch, visit)
         step([grads[name] for name in learnt])
         steps += 1
-        beat(0 if isinstance(x, Tensor) else BACK * len(picked))
+        beat(0 if torch.is_tensor(x) else BACK * len(picked))
     blame.stage = "end"
     after = {name: value.detach() for name, value in params.items()}
     return method.end(after, torch.tensor(float(steps)), visit)

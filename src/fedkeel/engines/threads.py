@@ -36,6 +36,7 @@ class Places(Generic[Place]):
         return self._made[:threads]
 
 
+LOOK_SECONDS = 0.2
 PATIENCE = 1.0
 """Seconds in which threads that were told to end may do so; a step of a large network takes longer."""
 
@@ -73,6 +74,8 @@ def in_parallel(
     try:
         begun.extend(pool.submit(copy_context().run, alone, item) for item in items[:threads])
         for following in range(threads, len(items) + threads):
+            while not begun[0].done():
+                wait([begun[0]], LOOK_SECONDS)  # a signal that comes just before a wait does not end it
             yield begun[0].result()
             begun.popleft()
             if following < len(items):  # only now, so that no more results wait in memory than there are threads
