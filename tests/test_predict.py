@@ -174,7 +174,7 @@ def test_metrics_where_a_table_has_labels(run: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text,label\ngoal,sport\nmatch,sport\nsoup,sport\nbread,food\none,music\ntwo,\n")
     done = within("predict", run, "--input", "new.csv", cwd=tmp_path)
     assert len(lines(done)) == 6
-    assert "1 rows of classes that the model does not know are not counted: music" in done.stderr
+    assert "1 row of classes that the model does not know, not counted: music" in done.stderr
     assert "4 rows with a label: accuracy 75.00%, mean over classes 83.33%" in done.stderr
     found = api.predictions(run, input=tmp_path / "new.csv")
     assert found.classes == ["sport", "sport", "food", "food", "=sum", "=sum"]
@@ -198,7 +198,7 @@ def test_labels_of_arrays_are_names_or_positions(tmp_path: Path) -> None:
         assert "set partition.validation=0.1 and run again" in " ".join(done.stderr.split())
     np.savez(tmp_path / "new.npz", x=x, y=y)
     done = within("predict", run, "--input", "new.npz", cwd=tmp_path)
-    assert "60 rows of classes that the model does not know are not counted: 0, 1" in done.stderr
+    assert "60 rows of classes that the model does not know, not counted: 0, 1" in done.stderr
     np.savez(tmp_path / "new.npz", x=x, y=y[:3])
     says(within("predict", run, "--input", "new.npz", cwd=tmp_path), "array y has shape (3,)", "a class for each row")
 

@@ -186,14 +186,18 @@ def told(found: Predictions) -> list[str]:
     lines = []
     if unknown := found.unknown:
         named = ", ".join(list(unknown)[:MOST_NAMED]) + (", ..." if len(unknown) > MOST_NAMED else "")
-        lines.append(f"{sum(unknown.values()):,} rows of classes that the model does not know are not counted: {named}")
+        lines.append(f"{_rows(sum(unknown.values()))} of classes that the model does not know, not counted: {named}")
     if (metrics := found.metrics) is not None:
         lines.append(
-            f"{metrics['rows']:,} rows with a label: accuracy {metrics['accuracy']:.2%}, mean over classes "
+            f"{_rows(metrics['rows'])} with a label: accuracy {metrics['accuracy']:.2%}, mean over classes "
             f"{metrics['macro']:.2%}, log loss {metrics['log_loss']:.3f}, mean confidence {metrics['confidence']:.2%}, "
             f"expected calibration error {metrics['ece']:.2%}"
         )
     return lines
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row" + ("" if count == 1 else "s")
 
 
 def write(text: str, out: Path) -> None:
