@@ -23,6 +23,7 @@ from fedkeel.commands.run import carry_out
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.loading import load
+from fedkeel.data.manifest import Manifest
 from fedkeel.runs import checkpoint, events
 from fedkeel.runs.events import EVENTS
 from fedkeel.runs.folder import begin, check, stored
@@ -60,7 +61,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {
         "finished": run(home / "finished", "oll"),
         "interrupted": run(home / "interrupted", "oll", stop_at=2),
-        "best": run(home / "best", "fedavg", stop_at=2, keep="best"),
+        "best": run(home / "best", "scaffold", stop_at=2, keep="best"),
         "personalised": run(home / "personalised", "fedavg"),
     }
     api.personalize(made["personalised"], method="lp", set=LP, page=False)
@@ -271,15 +272,42 @@ def test_a_deleted_model_does_not_lead_in_a_circle(
     assert predicted(folder) == sound["finished"]["model"]
 
 
+@pytest.mark.parametrize("world", ["finished", "interrupted"])
 @pytest.mark.parametrize("file", [EVENTS, "manifest.json", "config.toml"])
-def test_a_file_of_another_run_is_told(file: str, opened: Callable[[str], Path]) -> None:
+def test_a_file_of_another_run_is_told(file: str, world: str, opened: Callable[[str], Path]) -> None:
     """Sound in itself."""
-    folder, other = opened("finished"), opened("personalised")
+    folder, other = opened(world), opened("personalised")
     if file == "manifest.json":
         api.partition(stored(folder), set=["run.seed=5"]).manifest.save(other / file)
     shutil.copy(other / file, folder / file)
     with pytest.raises(FedkeelError, match=str(folder)):
         resumed(folder)
+
+
+def test_the_settings_of_another_run_are_told_where_nothing_else_differs(opened: Callable[[str], Path]) -> None:
+    """Three rounds or five: the data, the split and the method's code are the same."""
+    folder = opened("interrupted")
+    exp = stored(folder).with_values({"method.rounds": 5})
+    begin(folder.parent / "other", exp, Manifest.load(folder / "manifest.json"))
+    shutil.copy(folder.parent / "other" / "config.toml", folder)
+    for saved in (folder / "journal").iterdir():
+        saved.unlink()
+    with pytest.raises(FedkeelError, match=r"events\.jsonl is of another configuration than config\.toml"):
+        resumed(folder)
+
+
+def test_without_what_clients_kept_a_run_does_not_go_on(opened: Callable[[str], Path]) -> None:
+    folder = opened("best")
+    (folder / "journal" / "private.sqlite").unlink()
+    with pytest.raises(FedkeelError, match=rf"private\.sqlite, .* is gone: fedkeel run {folder}/config.toml"):
+        resumed(folder)
+
+
+def test_the_model_of_another_client_is_told(opened: Callable[[str], Path]) -> None:
+    folder = opened("finished")
+    shutil.copy(folder / "clients" / "client-002.safetensors", folder / "clients" / "client-001.safetensors")
+    with pytest.raises(FedkeelError, match=r"client-001\.safetensors is of another client: delete it, and fedkeel run"):
+        predicted(folder, client="client-001")
 
 
 def test_a_model_of_another_run_is_told_and_replaced(

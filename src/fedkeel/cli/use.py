@@ -79,7 +79,8 @@ def predict(
         fedkeel predict runs/mine --input posts.csv
         fedkeel predict runs/mine --input features.npz --out classes.csv
         fedkeel predict runs/mine --input posts.csv --client site-1
-        fedkeel predict runs/mine --input posts.csv --set data.text_column=body --probabilities
+        fedkeel predict runs/mine --input posts.csv --probabilities
+        fedkeel predict runs/mine --input posts.csv --set data.text_column=body
 
     Parameters
     ----------

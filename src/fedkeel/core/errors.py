@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -24,7 +25,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 def printable(text: str) -> str:
     """A text that others had a hand in, for a terminal: on one line, and nothing in it is a command to the terminal."""
-    line = " ".join(text.split())
+    line = re.sub(r"\s*[^\S ]\s*", " ", text.strip())
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
 
 
