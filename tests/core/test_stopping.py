@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fedkeel.cli import main
 from fedkeel.core import stopping
 
 
@@ -60,6 +61,22 @@ main()
     )
     assert done.returncode == 2
     assert done.stderr == "fedkeel: stopped: the same command continues\n"
+
+
+def test_ctrl_c_where_no_command_has_a_line_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """encode, predict and report leave it to the command line, which must not lose it."""
+
+    def press(*words: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeel.api.encode", press)
+    monkeypatch.setattr(sys, "argv", ["fedkeel", "encode"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "fedkeel: stopped: the same command continues\n"
 
 
 def test_once_begun_it_is_an_interrupt_and_more_of_them_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

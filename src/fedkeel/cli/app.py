@@ -18,6 +18,7 @@ app = App(
     version=__version__,
     help="Fine-tune a foundation model across clients whose data differ, and keep it from drifting.",
     help_format="markdown",
+    suppress_keyboard_interrupt=False,  # Ctrl-C has a line of its own
 )
 Set = Annotated[
     tuple[str, ...],
