@@ -61,6 +61,7 @@ def test_unknown_and_incomplete_names() -> None:
         "digits",
         "digits5",
         "coloured-digits",
+        "arrays",
         "cifar10",
         "npz",
         "csv",
@@ -214,7 +215,9 @@ def test_npz_mistakes_are_named(tmp_path: Path) -> None:
     assert "float64" in fails(npz(path, x=X, y=Y / 2))
     assert "(20, 3, 4, 4)" in fails(npz(path, x=np.zeros((20, 3, 4, 4), np.uint8), y=Y))
     assert "expected images of float in [0, 1]" in fails(npz(path, x=np.full((20, 4, 4, 3), 2.0), y=Y))
-    assert "x_test has rows of shape (3,)" in fails(npz(path, x=X, y=Y, x_test=np.zeros((4, 3)), y_test=Y[:4]))
+    assert "x_test holds features of shape (3,), x features of shape (2,)" in fails(
+        npz(path, x=X, y=Y, x_test=np.zeros((4, 3)), y_test=Y[:4])
+    )
     assert "0 to 1" in fails(npz(path, x=X, y=Y + 1, class_names=np.array(["a", "b"])))
     assert "did you mean 'cat'" in fails(npz(path, x=X, y=np.array(["cta"] * 20), class_names=np.array(["cat", "dog"])))
     assert "is empty" in fails(npz(path, x=X[:0], y=Y[:0]))

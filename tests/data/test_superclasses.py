@@ -72,7 +72,9 @@ def test_csv(tmp_path: Path) -> None:
     assert dataset.superclass_names == ("animal", "plant")
     line = fails(source=table(tmp_path / "b.csv", "plant"))
     assert "column 'superclass': class 'cat' has rows in the superclasses 'animal' and 'plant'" in line
-    assert "line 20: column 'superclass' is empty" in fails(source=table(tmp_path / "c.csv", ""))
+    assert "1 of 19 rows have empty cells (1 in column 'superclass'; line 20)" in fails(
+        source=table(tmp_path / "c.csv", "")
+    )
     assert "set data.superclass_column" in fails(source=table(tmp_path / "d.csv"), superclass_column="group")
     renamed = tmp_path / "e.csv"
     renamed.write_text((tmp_path / "a.csv").read_text().replace("superclass", "group", 1))
