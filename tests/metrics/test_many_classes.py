@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import fedkeel as fk
+from fedkeel.core.method import AnyMethod
+from fedkeel.core.tree import Tree
 from fedkeel.data.loading import load
 from fedkeel.data.sources.base import Source
 from fedkeel.metrics import geometry as measured
 from fedkeel.metrics.accuracy import SCORES, evaluate
+from fedkeel.metrics.calibration import both_bins
 from fedkeel.metrics.geometry import geometry
 from fedkeel.rows.features import Features
 
@@ -61,3 +68,25 @@ def test_rows_are_held_out_in_one_pass(tmp_path: object) -> None:
     np.savez(f"{tmp_path}/rows.npz", x=np.arange(len(y), dtype=np.float32)[:, None], y=y)
     dataset = load(Source.of(source=f"npz:{tmp_path}/rows.npz"))
     assert np.array_equal(np.sort(dataset.test_labels), np.arange(20_000))
+
+
+def test_nor_are_they_when_a_finished_model_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Confidence and calibration error are of the same rows, however few of them are scored at once."""
+
+    def calibrated(out: str) -> dict[str, Any]:
+        run = fk.run(data={"source": "digits", "limit": 150}, method="ridge", partition="iid:clients=3",
+                     run={"threads": 1}, out=tmp_path / out)  # fmt: skip
+        found: dict[str, Any] = run.summary["calibration"]["before"]
+        return found
+
+    def counting(method: AnyMethod, logits: Tensor, y: Tensor, temperature: float) -> Tree:
+        sizes.append(logits.numel())
+        return both_bins(method, logits, y, temperature)
+
+    sizes = list[int]()
+    whole = calibrated("whole")
+    monkeypatch.setattr("fedkeel.metrics.accuracy.SCORES", 100)
+    monkeypatch.setattr("fedkeel.runs.observers.calibration.both_bins", counting)
+    assert calibrated("parts") == pytest.approx(whole, rel=1e-12)
+    assert len(sizes) > 1
+    assert max(sizes) <= 100

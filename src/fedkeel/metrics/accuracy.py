@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,16 @@ class Evaluation:
         return [float(r / n) if n else None for r, n in zip(right, counts, strict=True)]
 
 
+def logits_of(predict: Predict, x: Rows[Any], classes: int) -> Iterator[Tensor]:
+    """What a model says of rows, part by part."""
+    with torch.inference_mode():
+        for part in x.parts(min(CHUNK, max(1, SCORES // classes))):
+            yield predict(part.read())
+
+
 def evaluate(predict: Predict, x: Rows[Any], y: Tensor) -> Evaluation:
     """Evaluate a function from what a method reads to logits."""
-    with torch.inference_mode():
-        best = [predict(part.read()).argmax(1) for part in x.parts(min(CHUNK, max(1, SCORES // (int(y.max()) + 1))))]
-    hits = torch.cat(best) == y
+    hits = torch.cat([logits.argmax(1) for logits in logits_of(predict, x, int(y.max()) + 1)]) == y
     return Evaluation(hits.numpy(), y.numpy())
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedkeel.core.method import State, settings
 from fedkeel.engines.base import Exchange, choose
-from fedkeel.metrics.accuracy import CHUNK
+from fedkeel.metrics.accuracy import logits_of
 from fedkeel.metrics.calibration import AFTER, BEFORE, Looking, Reliable, Temperature, both_bins, reliability
 from fedkeel.runs.loop import record
 from fedkeel.runs.observers.base import Observer, Running, observer
@@ -50,10 +50,13 @@ class Calibration(Observer):
             return asks.found(self.exchanged(asks, asks.asking(state, temperature)).update)
         if self.run.simulation is None:
             return None
-        tests = self.run.simulated.tests
-        with torch.inference_mode():
-            logits = torch.cat([method.predict(state, {}, part.read()) for part in tests.x.parts(CHUNK)])
-        return both_bins(method, logits, tests.y, temperature)
+        tests, first, found = self.run.simulated.tests, 0, Reliable(of=settings(method)).nothing()
+        classes = self.run.engine.roster.classes
+        for logits in logits_of(lambda x: method.predict(state, {}, x), tests.x, classes):
+            bins = both_bins(method, logits, tests.y[first : first + len(logits)], temperature)
+            found = {name: found[name] + value for name, value in bins.items()}
+            first += len(logits)
+        return found
 
     def exchanged(self, asks: Looking, state: State) -> Exchange:
         (phase,) = asks.plan(self.round)
