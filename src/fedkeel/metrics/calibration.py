@@ -78,7 +78,8 @@ def own_temperature(method: AnyMethod, logits: Tensor, y: Tensor) -> float | Non
 
 def bins_of(scores: Tensor, y: Tensor) -> Tensor:
     """(3, bins): rows, summed confidence and right answers by confidence; a bin holds its upper edge."""
-    confidence, best = scores.double().max(1)
+    highest, best = scores.max(1)
+    confidence = highest.double()
     at = ((confidence * BINS).ceil().long() - 1).clamp(0, BINS - 1)
     parts = (torch.ones_like(confidence), confidence, (best == y).double())
     return torch.stack([torch.zeros(BINS, dtype=torch.float64).index_add(0, at, part) for part in parts])
@@ -176,4 +177,5 @@ class Reliable(Looking):
 
 def both_bins(method: AnyMethod, logits: Tensor, y: Tensor, temperature: float) -> Tree:
     """The rows binned by their confidence before and after the temperature."""
-    return {BEFORE: bins_of(method.scores(logits), y), AFTER: bins_of(method.scores(logits / temperature), y)}
+    before = bins_of(method.scores(logits), y)
+    return {BEFORE: before, AFTER: before if temperature == 1 else bins_of(method.scores(logits / temperature), y)}
