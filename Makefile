@@ -2,6 +2,8 @@
 # make check  the fast half of make test: style, types and the tests that take no whole runs
 # make test   style, types and all tests
 # make fuzz   ten minutes of damaged and malicious input to everything that reads any; make test has a short one
+# make trial  a federation of real processes on this machine, over Flower with TLS and keys
+# make faults real processes killed over and over, and other long checks (many minutes); make test has short ones
 # make bench  speed against a plain PyTorch loop (minutes)
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +11,7 @@ INSTALLED := .venv/installed
 PIP_QUIETLY := -qq --disable-pip-version-check
 PIP := $(BIN)/pip install $(PIP_QUIETLY)
 
-.PHONY: demo style check test fuzz bench install clean
+.PHONY: demo style check test fuzz trial faults bench install clean
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo runs/demo-own
@@ -23,13 +25,20 @@ style: $(INSTALLED)
 	$(BIN)/mypy
 
 check: style
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not long"
 
 test: style
 	$(BIN)/pytest -n 2 --dist worksteal
 
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --minutes 10
+
+trial: $(INSTALLED)
+	@rm -rf runs/trial
+	$(BIN)/fedkeel deploy trial runs/trial --clients 3
+
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest -m long --tb=short
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.run

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedkeel"
 ROOMS = (
     "core", "data", "models", "rows", "methods", "engines", "metrics", "runs", "personal", "study", "reporting",
-    "papers", "commands", "front",
+    "papers", "deploy", "commands", "front",
 )  # fmt: skip
 """From the bottom to the front: a room may import those before it."""
 FILES = sorted(path for path in SOURCE.rglob("*.py"))
@@ -82,7 +82,9 @@ def test_few_modules_lie_loose() -> None:
 
 def test_the_server_half_never_sees_rows() -> None:
     """What the server half is made of imports neither sites, nor stores, nor data."""
-    for name in ("engines.server", "engines.gate", "engines.base", "runs.loop", "runs.checkpoint", "core.roster"):
+    flower = tuple(f"engines.flower.{name}" for name in ("engine", "post", "enrolment", "envelope", "link"))
+    halves = ("engines.server", "engines.gate", "engines.base", "runs.loop", "runs.checkpoint", "core.roster", *flower)
+    for name in halves:
         for imported, _ in imports(MODULES[f"fedkeel.{name}"]):
             assert not re.search(r"\.(data|rows)\b|engines\.(site|sites|store|local|wire)$", imported), (name, imported)
 

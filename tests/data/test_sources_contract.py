@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import downloads
 import fedkeel as fk
+import small_cifar
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.loading import load
-from fedkeel.data.sources import cifar10
 from fedkeel.data.sources.base import EMBEDDED, SOURCES, Source
 from fedkeel.data.sources.newsgroups20 import TRANSFORM
 from fedkeel.models.transformers_encoder import MINILM_TRANSFORM
 from fedkeel.runs.config import build
 from fedkeel.runs.config import load as load_config
+from small_tables import celeba, chexpert, table
 
 ROWS = 24
 LABELS = [("even", "odd")[k % 2] for k in range(ROWS)]
@@ -47,30 +49,37 @@ def small_hf(folder: Path) -> str:
     return f"hf:{folder / 'hf'}"
 
 
-def small_cifar10(folder: Path) -> str:
-    """All rows of a file are alike, of the ten classes in turn."""
-    for number, name in enumerate(cifar10.FILES):
-        rows = np.full((cifar10.ROWS, cifar10.ROW_BYTES), number, dtype=np.uint8)
-        rows[:, 0] = np.arange(cifar10.ROWS) % 10
-        (folder / name).write_bytes(rows.tobytes())
-    return f"cifar10:{folder}"
+def downloaded(name: str) -> Callable[[Path], str]:
+    return lambda folder: f"{name}:{downloads.MAKERS[name](folder / name)}"
 
 
 HELD = fk.Arrays(np.arange(ROWS * 2.0).reshape(ROWS, 2), LABELS)
 
 
 SMALL: dict[str, Callable[[Path], str]] = {
-    "cifar10": small_cifar10,
+    "cifar10": lambda folder: f"cifar10:{small_cifar.cifar_10(folder)}",
+    "cifar100": lambda folder: f"cifar100:{small_cifar.cifar_100(folder)}",
+    "cifar10-c": lambda folder: f"cifar10-c:{small_cifar.cifar_c(folder)}",
+    "cifar100-c": lambda folder: f"cifar100-c:{small_cifar.cifar_c(folder, classes=100)}",
+    "tinyimagenet": lambda folder: f"tinyimagenet:{small_cifar.tiny_imagenet(folder)}",
     "npz": small_npz,
     "arrays": lambda folder: HELD.source,
     "csv": small_csv,
     "images": small_images,
     "hf": small_hf,
+    **{name: downloaded(name) for name in downloads.MAKERS},
+    "table": lambda folder: f"table:{table(folder)}",
+    "chexpert": lambda folder: f"chexpert:{chexpert(folder)}",
+    "celeba": lambda folder: f"celeba:{celeba(folder)}",
 }
 """How to get a small one of each without a network: the value of data.source, after its files were made."""
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
+HERE = sorted(set(SOURCES) - {"sites"})
+"""Those whose rows can be read; of real sites nobody can."""
+
+
+@pytest.mark.parametrize("name", HERE)
 def test_it_gives_whole_rows_and_the_same_ones_again(name: str, tmp_path: Path) -> None:
     reads_files = all(":" in text for text in SOURCES[name].spellings)
     assert name in SMALL or not reads_files, f"source {name} has no small example: add one to SMALL in this file"
@@ -89,7 +98,7 @@ def test_it_gives_whole_rows_and_the_same_ones_again(name: str, tmp_path: Path) 
     assert load(config).fingerprint == dataset.fingerprint != few.fingerprint
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", HERE)
 def test_it_is_listed_and_its_settings_are_a_section(name: str, tmp_path: Path) -> None:
     model = SOURCES[name]
     assert model.spellings
@@ -113,3 +122,8 @@ def test_what_comes_with_fedkeel_is_there() -> None:
 
 def test_the_features_of_newsgroups20_are_those_of_the_encoder() -> None:
     assert TRANSFORM == MINILM_TRANSFORM
+
+
+def test_rows_of_real_sites_are_read_by_nobody() -> None:
+    with pytest.raises(FedkeelError, match="stay there; fedkeel server DIR"):
+        load(Source.of(source="sites:0123456789abcdef"))

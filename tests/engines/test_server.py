@@ -438,7 +438,7 @@ def test_no_mean_feature_is_made_of_nothing(log: Log) -> None:
 
 def test_no_accuracy_is_made_of_nothing(log: Log) -> None:
     engine = Remote(roster(), transport=lambda name, reply: b"")
-    observer = FederatedEvaluation(SimpleNamespace(method=FedAvg(), engine=engine, log=log, known=None))  # type: ignore
+    observer = FederatedEvaluation(SimpleNamespace(method=FedAvg(), engine=engine, log=log, known=None, again=None))  # type: ignore
     with pytest.raises(FedkeelError, match="round 4 cannot be tested: none of 5 updates was accepted"):
         observer.tallied(4, State({"head.w": torch.zeros(4)}))
 

@@ -51,6 +51,9 @@ def test_results_come_in_order_and_every_place_has_one_worker() -> None:
     assert used <= {0, 1, 2}
     assert torch.get_num_threads() == 3
     assert list(in_parallel(work, range(1), numbered())) == [(0, 3)], "one item has all threads"
+    assert list(in_parallel(work, range(1), numbered(), among=2)) == [(0, 1)], (
+        "the last of several comes out as they did"
+    )
 
 
 def test_a_failure_is_raised_where_its_result_would_come() -> None:

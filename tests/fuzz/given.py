@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 import fedkeel as fk
+import small_tables
 from fedkeel.core.message import Down, Up, decode, encode
 from fedkeel.core.tree import digest
 from fedkeel.data.dataset import Dataset
@@ -131,6 +132,35 @@ def csv(home: Path) -> Target:
         sound_rows(load_data(Source.of(source=f"csv:{path}"), notice=lambda text: None))
 
     return Target(one_of(changed(whole), changed(whole), changed(other)), check)
+
+
+@target
+def table(home: Path) -> Target:
+    """With several columns of labels and of attributes."""
+    path = small_tables.table(home, 12)
+    lines = path.read_text().splitlines()
+    more = [f"{line},{row % 2},{(row + 1) % 2}.0" for row, line in enumerate(lines[1:])]
+    whole = "\n".join([f"{lines[0]},ill,well", *more, ""]).encode()
+    settings = {"label_column": "ill,well", "attribute_column": "client,attribute"}
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        sound_rows(load_data(Source.of(source=f"table:{path}", **settings), notice=lambda text: None))
+
+    return Target(changed(whole), check)
+
+
+@target
+def celeba_list(home: Path) -> Target:
+    folder = small_tables.celeba(home, 2)
+    path = folder / "list_attr_celeba.txt"
+    whole = path.read_bytes()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        sound_rows(load_data(Source.of(source=f"celeba:{folder}"), notice=lambda text: None))
+
+    return Target(changed(whole), check)
 
 
 @target

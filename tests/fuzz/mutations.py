@@ -12,6 +12,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from itertools import pairwise
+from pickletools import genops
 from random import Random
 from typing import Any
 
@@ -224,7 +226,7 @@ def npz_bytes(whole: bytes) -> Make:
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     names = sorted(members)
-    ways = {name: one_of(changed(members[name]), _npy_header(members[name]), _array(members[name])) for name in names}
+    ways = {name: npy_bytes(members[name]) for name in names}
 
     def packed(entries: dict[str, bytes]) -> bytes:
         file = io.BytesIO()
@@ -242,6 +244,11 @@ def npz_bytes(whole: bytes) -> Make:
         return packed({draw.choice(called): members[draw.choice(names)] for _ in range(draw.randrange(8))})
 
     return one_of(changed(whole), inside, inside, others)
+
+
+def npy_bytes(whole: bytes) -> Make:
+    """A .npy file, changed in its bytes, in what it says of itself or in its array."""
+    return one_of(changed(whole), _npy_header(whole), _array(whole))
 
 
 def _npy_header(whole: bytes) -> Make:
@@ -276,6 +283,34 @@ def _array(whole: bytes) -> Make:
 
     contents = [saved(array) for array in odd]
     return lambda draw: draw.choice(contents)
+
+
+STRANGE = (
+    b"cos\nsystem\n", b"cnumpy\nload\n", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"R", b"b", b"o", b"(", b"t", b"]",
+    b"}", b")", b"e", b"u", b"s", b"a", b"0", b"2", b"N", b".", b"q\x07", b"r\xff\xff\xff\x7f", b"h\x01", b"h\x09",
+    b"J\xff\xff\xff\x7f", b"K\x00", b"U\x02O8", b"T\xff\xff\xff\x7f", b"L" + b"9" * DIGITS + b"L\n", b"]" * DEEP,
+    b"\x85" * DEEP, b"I01\n", b"\x8e" + b"\xff" * 8,
+)  # fmt: skip
+"""Instructions of pickles in the place of others."""
+
+
+def pickle_bytes(whole: bytes) -> Make:
+    """A pickle, changed in its bytes, or with instructions lost, doubled, in another order or strange."""
+    places = [*(place or 0 for _, _, place in genops(whole)), len(whole)]
+    parts = [whole[start:end] for start, end in pairwise(places)]
+
+    def make(draw: Random) -> bytes:
+        found = list(parts)
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            at, other = draw.randrange(len(found)), draw.randrange(len(found))
+            new = draw.choice(([], [found[at]] * 2, [draw.choice(STRANGE)], [found[at], draw.choice(STRANGE)], None))
+            if new is None:
+                found[at], found[other] = found[other], found[at]
+            elif len(found) > 2:
+                found[at : at + 1] = new
+        return b"".join(found)
+
+    return one_of(changed(whole), make, make)
 
 
 def png_bytes(whole: bytes) -> Make:

@@ -28,6 +28,12 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
 def about(**said: Any) -> bytes:
     """What a model says of itself."""
     sound = {"method": {"name": "fedavg"}, "data": {}, "class_names": ["a", "b"], "temperature": None}
@@ -46,6 +52,8 @@ FOUND = {
     "a method that cannot be": ("forged-model", about(method={"name": "fedavg", "participation": []})),
     "classes without names": ("forged-model", about(class_names=[None, 1])),
     "a temperature of nothing": ("forged-model", about(temperature=0.0)),
+    "a long name in a list": ("image-list", b"0" + b"9" * 300 + b"/1.jpg 0"),
+    "numbers of no bytes": ("npy", b"fog.npy\0" + npy(np.zeros(150, "u1")).replace(b"'|u1'", b"'|V0'")),
     "deep features": ("features", b"meta.json\0" + b"[" * DEEP),
 }
 

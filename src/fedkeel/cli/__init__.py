@@ -6,7 +6,7 @@ import sys
 
 from cyclopts import CycloptsError
 
-from fedkeel.cli import look, train, use  # noqa: F401  commands register with the app
+from fedkeel.cli import deploy, look, train, use  # noqa: F401  commands register with the app
 from fedkeel.cli.app import app
 from fedkeel.cli.deferred import defer
 from fedkeel.cli.output import nobody_reads, take_any_text
@@ -19,7 +19,10 @@ LONGEST = 1500
 """A line with more characters says less: something in it is a user's own text, of which the ends are enough."""
 STOPPED = "stopped: the same command continues"
 
-BY_USE = ("run", "compare", "reproduce", "personalize", "predict", "partition", "encode", "report", "list")
+BY_USE = (
+    "run", "compare", "reproduce", "personalize", "predict", "deploy", "server", "site", "partition", "encode",
+    "report", "list",
+)  # fmt: skip
 for place, name in enumerate(BY_USE):
     app[name].sort_key = place
 

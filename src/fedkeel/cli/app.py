@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -30,6 +31,16 @@ Set = Annotated[
         help="override keys, e.g. --set method.rounds=20",
     ),
 ]
+Data = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--data",
+        consume_multiple=True,
+        negative="",
+        show_default=False,
+        help="where a dataset is, as NAME=PATH, e.g. --data digit5=/data/digit5",
+    ),
+]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Names = Annotated[str, Parameter(help="separated by commas")]
 
@@ -51,3 +62,14 @@ def numbers_in(text: str) -> list[int]:
         raise FedkeelError(
             f"--seeds {shortened(text)!r}: expected whole numbers separated by commas, e.g. 0,42"
         ) from None
+
+
+def places_in(texts: Iterable[str]) -> dict[str, str]:
+    """Files or folders of datasets by name, as ``--data`` gives them."""
+    found = {}
+    for text in texts:
+        name, _, place = (part.strip() for part in text.partition("="))
+        if not name or not place:
+            raise FedkeelError(f"--data {shortened(text)!r}: expected NAME=PATH, e.g. --data digit5=/data/digit5")
+        found[name] = place
+    return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fedkeel.cli.app import Flag, Names, Set, app, console, names_in, numbers_in
+from fedkeel.cli.app import Data, Flag, Names, Set, app, console, names_in, numbers_in, places_in
 from fedkeel.core.errors import FedkeelError
 
 
@@ -116,21 +116,27 @@ def reproduce(
     *,
     scale: Literal["laptop", "paper"] = "laptop",
     seeds: Annotated[str | None, Parameter(help="instead of the recipe's own, separated by commas")] = None,
+    grid: Annotated[str, Parameter(help="only these, separated by commas; by default all", show_default=False)] = "",
+    data: Data = (),
     set: Set = (),
     out: Path | None = None,
+    dry_run: Flag = False,
     list: Flag = False,
 ) -> None:
     """Run a recipe: a paper's figures and tables, with the paper's numbers beside ours on one page.
 
-    At the laptop scale data and encoders come with fedkeel or are fetched once; the paper scale takes its own from the
-    Hugging Face hub. Finished cells are not run again, an interrupted one continues.
+    At the laptop scale data and encoders come with fedkeel or are fetched once; the paper scale takes the paper's own,
+    which --dry-run lists. A grid whose data are missing is skipped. Finished cells are not run again, an interrupted
+    one continues; the page shows all that are finished, whatever part of the recipe was run last.
 
     For example:
 
         fedkeel reproduce --list
         fedkeel reproduce ova-lp/ablation
         fedkeel reproduce ova-lp/ablation --seeds 0 --set method.rounds=10
-        fedkeel reproduce ova-lp/encoders --scale paper
+        fedkeel reproduce ova-lp/encoders --scale paper --dry-run
+        fedkeel reproduce lp-ft/main --grid digits5,coloured
+        fedkeel reproduce lp-ft/main --scale paper --data domainnet=/data/domainnet
 
     Parameters
     ----------
@@ -140,6 +146,8 @@ def reproduce(
         laptop ends within minutes on two cores; paper has the paper's data and encoders
     out
         folder of its runs; by default runs/reproduce/NAME-SCALE
+    dry_run
+        run nothing: show its grids and cells, how much there is to do, the data it needs and what of them is missing
     list
         list the recipes
     """
@@ -152,9 +160,13 @@ def reproduce(
         return
     if name is None:
         raise FedkeelError("reproduce needs the name of a recipe, e.g. ova-lp/ablation: fedkeel reproduce --list")
+    asked: dict[str, Any] = {"scale": scale, "grids": names_in(grid), "data": places_in(data), "set": set, "out": out}
+    asked["seeds"] = None if seeds is None else numbers_in(seeds)
+    if dry_run:
+        print(api.plan(name, **asked).told(width_of()))
+        return
     with watched(console(), "reproducing") as watch:
-        numbers = None if seeds is None else numbers_in(seeds)
-        done = api.reproduce(name, scale=scale, seeds=numbers, out=out, set=set, watch=watch)
+        done = api.reproduce(name, **asked, watch=watch)
     tell_refusals(done.results)
     print(done.told(width_of()))
     say(f"report: {done.page}")

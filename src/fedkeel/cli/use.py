@@ -12,12 +12,15 @@ from fedkeel.cli.app import Flag, Set, app, console, names_in
 from fedkeel.cli.output import exactly
 from fedkeel.core.errors import FedkeelError
 
+Site = Annotated[Path | None, Parameter(name="--site", show_default=False)]
+
 
 @app.command
 def personalize(
-    run: Path,
+    run: Path | None = None,
     /,
     *,
+    site: Site = None,
     method: str | None = None,
     set: Set = (),
     engine: Literal["local", "wire"] = "local",
@@ -33,6 +36,7 @@ def personalize(
         fedkeel personalize runs/mine
         fedkeel personalize runs/mine --method lp-ft --set method.probe=10
         fedkeel personalize runs/mine --method proximal-ft --clients site-1,site-2
+        fedkeel personalize --site site.toml
         fedkeel list strategies
 
     Parameters
@@ -42,6 +46,8 @@ def personalize(
     method
         the way to personalise: see fedkeel list strategies; by default lp-ft after a run that trained a network, and
         lp, which ends soon, after one that trained a head
+    site
+        at a real site instead: its site.toml; the model is made of its own rows, and stays there
     engine
         wire puts every message through bytes
     """
@@ -50,6 +56,16 @@ def personalize(
     from fedkeel.reporting.personal import as_text
     from fedkeel.screen import say, watched
 
+    if site is not None:
+        if run is not None or clients:
+            raise FedkeelError("--site is a site's own run and its only client: leave RUN and --clients out")
+        with watched(console(), "personalising") as watch:
+            own = api.personalize_site(site, method=method, set=set, engine=engine, watch=watch)
+        print(as_text([own], width_of()))
+        say(f"model: {own.folder / 'clients'}")
+        return
+    if run is None:
+        raise FedkeelError("personalize needs the folder of a finished run, or --site site.toml at a real site")
     with watched(console(), "personalising") as watch:
         record = api.personalize(run, method=method, set=set, engine=engine, clients=names_in(clients), watch=watch)
     print(as_text([record], width_of()))
@@ -59,10 +75,11 @@ def personalize(
 
 @app.command
 def predict(
-    run: Path,
+    run: Path | None = None,
     /,
     *,
     input: Annotated[Path, Parameter(name="--input")],
+    site: Site = None,
     client: str | None = None,
     personal: str | None = None,
     probabilities: Flag = False,
@@ -80,6 +97,7 @@ def predict(
         fedkeel predict runs/mine --input features.npz --out classes.csv
         fedkeel predict runs/mine --input posts.csv --client site-1
         fedkeel predict runs/mine --input posts.csv --probabilities
+        fedkeel predict --site site.toml --input posts.csv
         fedkeel predict runs/mine --input posts.csv --set data.text_column=body
 
     Parameters
@@ -88,6 +106,8 @@ def predict(
         the run's folder
     input
         file or folder of new rows
+    site
+        at a real site: its site.toml; its own model is used where it has one
     client
         use this client's own model instead of the global one
     personal
@@ -104,6 +124,7 @@ def predict(
 
     if out is not None and not out.absolute().parent.is_dir():
         raise FedkeelError(f"--out {out}: there is no folder {out.parent}; make it, or choose another place")
+    run, client = _whose(run, client, site)
     with watched(console(), "predicting") as watch:
         found = predictions(run, input=input, client=client, personal=personal, set=set, watch=watch)
     for line in told(found):
@@ -113,3 +134,16 @@ def predict(
         exactly(text)
     else:
         write(text, out)
+
+
+def _whose(run: Path | None, client: str | None, site: Path | None) -> tuple[Path, str | None]:
+    """The folder of the run that is meant, and the client whose model is."""
+    from fedkeel import api
+
+    if site is not None:
+        if run is not None or client is not None:
+            raise FedkeelError("--site is a site's own run and its only client: leave RUN and --client out")
+        return api.predict_site(site)
+    if run is None:
+        raise FedkeelError("predict needs the folder of a finished run, or --site site.toml at a real site")
+    return run, client

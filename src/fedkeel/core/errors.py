@@ -11,6 +11,10 @@ class FedkeelError(Exception):
     """One line that says who, what, got, expected and what to do; the command ends with exit code 2."""
 
 
+class Missing(FedkeelError):
+    """What is named is not here and could not be fetched: whatever does without it may go on."""
+
+
 class Stopped(FedkeelError):
     """The user pressed Ctrl-C; the line says how to go on."""
 

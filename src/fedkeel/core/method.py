@@ -169,10 +169,14 @@ class Method(BaseModel, Generic[X]):
 
     # ---- on the server
 
+    def sample(self, clients: int, able: int) -> int:
+        """How many clients a round samples, of so many in all and so many with rows."""
+        return sampled(self.participation, able)
+
     def check(self, enrolment: Enrolment) -> None:
         """Raise an error, in one line, if the method cannot work on clients that enrolled like this."""
         able = int((enrolment.rows > 0).sum())
-        if sampled(self.participation, able) < 1:
+        if self.sample(len(enrolment.rows), able) < 1:
             raise FedkeelError(
                 f"method.participation = {self.participation:g} of {able} clients with rows samples nobody: "
                 f"one of them would be {1 / able:.3g}"

@@ -50,6 +50,8 @@ class Dataset:
     test_attribute: np.ndarray | None = None
     """What else is known of each row, such as a patient's sex, as positions in ``attribute_names``."""
     attribute_names: tuple[str, ...] = ()
+    attribute_parts: tuple[tuple[str, ...], ...] = ()
+    """Where several columns make the attribute: of each column, what it says in each of the attribute's values."""
     superclasses: tuple[int, ...] | None = None
     """The superclass of every class, as a position in ``superclass_names``; -1 where a class has no rows to say so."""
     superclass_names: tuple[str, ...] = ()

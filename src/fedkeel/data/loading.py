@@ -13,7 +13,7 @@ from fedkeel.core.rng import generator
 from fedkeel.core.watch import to_stderr
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
-from fedkeel.data.shares import by_class, largest_remainder
+from fedkeel.data.shares import by_class, held_out, largest_remainder
 from fedkeel.data.sources.base import Source
 from fedkeel.data.sources.hf import StoredImages
 
@@ -58,15 +58,13 @@ def _take(rows: Any, at: np.ndarray) -> Any:
 def _hold_out(dataset: Dataset, share: float) -> Dataset:
     """Move a stratified share of the training rows to the test rows: at least one of each class, and never all."""
     labels = dataset.train_labels
-    rng = generator(0, "holdout", dataset.fingerprint)
-    test = np.zeros(len(labels), dtype=bool)
     for label, rows in by_class(labels):
         if len(rows) == 1:
             raise FedkeelError(
                 f"{dataset.name}: class {dataset.class_names[label]!r} has one row, which cannot be trained on and "
                 f"tested; merge it with another class, remove it or give test rows"
             )
-        test[rng.permutation(rows)[: min(max(round(len(rows) * share), 1), len(rows) - 1)]] = True
+    test = held_out(labels, share, generator(0, "holdout", dataset.fingerprint))
     if dataset.train_client is not None:  # nobody may be left with test rows only
         test &= np.isin(dataset.train_client, dataset.train_client[~test])
     kept, held = np.flatnonzero(~test), np.flatnonzero(test)

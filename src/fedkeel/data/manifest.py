@@ -117,7 +117,7 @@ def split(
     owner = np.full(len(dataset.train_labels), -1, dtype=np.int64)
     owner[kept] = owners
     owned = Ownership.of_owners(owner, len(names))
-    train, validation, carved = _carve(owned, settings.strata(dataset), settings, names, pool)
+    train, validation, carved = carve(owned, settings.strata(dataset), settings, names, pool)
     return Manifest(
         names=names,
         train=train,
@@ -129,7 +129,7 @@ def split(
     )
 
 
-def _carve(
+def carve(
     owned: Ownership, strata: np.ndarray, settings: Split, names: tuple[str, ...], pool: Pool
 ) -> tuple[Ownership, Ownership, Ownership]:
     """Cut each client's rows into (train, validation, test).

@@ -22,6 +22,14 @@ def largest_remainder(quotas: np.ndarray) -> np.ndarray:
     return sizes
 
 
+def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Which rows a stratified share is, as truth values: at least one of each class, and never all."""
+    held = np.zeros(len(labels), dtype=bool)
+    for _, rows in by_class(labels):
+        held[rng.permutation(rows)[: min(max(round(len(rows) * share), 1), len(rows) - 1)]] = True
+    return held
+
+
 def dirichlet_shares(rng: np.random.Generator, alpha: float, parts: int) -> np.ndarray:
     """One draw of Dir(alpha, .., alpha). Where floating point fails, the limit of that alpha: one-hot or even."""
     shares: np.ndarray = rng.dirichlet(np.full(parts, alpha))

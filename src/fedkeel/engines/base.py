@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from fedkeel.core.method import AnyMethod, Phase, State, Update, sampled
+from fedkeel.core.message import NEVER
+from fedkeel.core.method import AnyMethod, Phase, State, Update
 from fedkeel.core.rng import generator
 from fedkeel.core.roster import Roster
 from fedkeel.core.tree import Tree, select
@@ -37,11 +37,13 @@ class Exchange:
 
 
 def why_lost(refused: Sequence[Refusal]) -> str:
-    """What was said most often of updates that were refused, and of whose first."""
-    reason, often = Counter(refusal.reason for refusal in refused).most_common(1)[0]
-    first = next(refusal.client for refusal in refused if refusal.reason == reason)
-    others = f" and {often - 1} more" if often > 1 else ""
-    return f"none of {len(refused)} updates was accepted (client {first}{others}: {reason})"
+    """One reason after the other with how many clients it is about, the two most frequent ones."""
+    reasons: dict[str, list[str]] = {}
+    for refusal in refused:
+        reasons.setdefault(refusal.reason, []).append(refusal.client)
+    most = sorted(reasons.items(), key=lambda reason: -len(reason[1]))[:2]
+    told = (f"{who[0]}{f' and {len(who) - 1} more' if who[1:] else ''}: {reason}" for reason, who in most)
+    return f"none of {len(refused)} updates was accepted (client {'; '.join(told)})"
 
 
 class Engine(Protocol):
@@ -69,20 +71,29 @@ class Engine(Protocol):
 
 
 def choose(
-    roster: Roster, method: AnyMethod, phase: Phase, round: int, before: list[int], attempt: int = 0
+    roster: Roster,
+    method: AnyMethod,
+    phase: Phase,
+    round: int,
+    before: list[int],
+    attempt: int = 0,
+    accepted: np.ndarray | None = None,
 ) -> list[int]:
     """The cohort of a phase: clients without rows never take part. With "once" it is empty when all have.
 
-    Each further attempt at the same exchange draws another sample.
+    Each further attempt at the same exchange draws another sample. ``accepted`` says from whom something was accepted
+    before: with "once" nobody else counts as heard.
     """
     if phase.cohort == "same":
         return before
     if phase.cohort == "all" or (phase.cohort == "sample" and method.participation == 1.0):
         return roster.able
-    count = max(1, sampled(method.participation, len(roster.able)))
+    count = max(1, method.sample(len(roster.rows), len(roster.able)))
     if phase.cohort == "once":
         order = generator(roster.seed, "cohort", phase.name).permutation(roster.able)
-        return sorted(order[(round - 1) * count : round * count].tolist())
+        if accepted is None:
+            return sorted(order[(round - 1) * count : round * count].tolist())
+        return sorted(order[accepted[order] == NEVER][:count].tolist())
     again = (attempt,) if attempt else ()
     drawn = generator(roster.seed, "cohort", round, phase.name, *again).choice(roster.able, size=count, replace=False)
     return sorted(drawn.tolist())

@@ -167,6 +167,26 @@ class Server:
                 self._judge(client, update, float(found[index]))
         self.server_seconds += perf_counter() - started
 
+    def receive_sign(self, client: int, reply: bytes) -> None:
+        """A reply in a phase from which nothing leaves: that the client has done its work, and no more."""
+        self.bytes_up += len(reply)
+        try:
+            message = decode(reply)
+        except BadMessage as bad:
+            self._refuse(client, str(bad))
+            return
+        reason = gate.addressed(message, self._due(client, {})) or gate.misfits(message.arrays, {})
+        if reason is not None:
+            self._refuse(client, reason)
+        elif client not in self._heard:
+            self._heard.add(client)
+            self._passed.append(client)
+
+    def refuse(self, client: int, reason: str) -> None:
+        """A client of which there is no update to look at."""
+        self._heard.add(client)
+        self._refuse(client, reason)
+
     def nothing_to_send(self, clients: Sequence[int]) -> None:
         """Clients that worked in a phase from which nothing leaves."""
         self._passed += clients
@@ -212,8 +232,11 @@ class Server:
 
     # ---- the outcome
 
-    def outcome(self, cohort: Sequence[int]) -> Exchange:
-        """Decide on what waited, and end the exchange; clients of the cohort that never replied are refused."""
+    def outcome(self, cohort: Sequence[int], quorum: int = 1) -> Exchange:
+        """Decide on what waited, and end the exchange; clients of the cohort that never replied are refused.
+
+        Where fewer than ``quorum`` updates passed, the exchange is lost: none of them is accepted.
+        """
         started = perf_counter()
         median = gate.usual(self._lengths) if self._lengths else 0.0
         for one in self._waiting:
@@ -222,6 +245,10 @@ class Server:
                 self._add(one.client, one.update)
             else:
                 self._refuse(one.client, reason)
+        if len(self._passed) < quorum:
+            few = f"only {len(self._passed)} of {len(cohort)} updates passed, below the quorum of {quorum}"
+            self._refused = {**dict.fromkeys(self._passed, few), **self._refused}
+            self._passed, self._mean.count = [], 0
         passed = set(self._passed)
         for client in cohort:
             if client not in passed:

@@ -61,13 +61,20 @@ Train = Callable[["Blame", AnyMethod, Visit, Site[Any]], tuple[Tree, Tree]]
 def answer(method: Method[X], phase: Phase, request: bytes, site: Site[X], store: Store) -> bytes:
     """The bytes of a client's reply to the bytes of a request; what it keeps is in its store before it replies."""
     down = decode(request)
-    if not isinstance(down, Down) or down.phase != phase.name:
+    if not isinstance(down, Down):
+        raise BadMessage(f"client {site.name} was asked for {phase.name}, expected a request for it, got an update")
+    return encode(reply(method, phase, down, site, store))
+
+
+def reply(method: Method[X], phase: Phase, down: Down, site: Site[X], store: Store) -> Up:
+    """What a client sends in answer to a request; what it keeps is in its store."""
+    if down.phase != phase.name:
         raise BadMessage(f"client {site.name} was asked for {phase.name}, expected a request for it, got another one")
     visit = arrive(method, phase, down, site, store)
     sends, kept = work(method, visit, site)
     if kept and not phase.looks:
         store.write(site.name, exchange_number(method, down.round, phase), kept)
-    return encode(Up(down.run, down.round, phase.name, site.name, float(len(site.y)), sends))
+    return Up(down.run, down.round, phase.name, site.name, float(len(site.y)), sends)
 
 
 def arrive(method: Method[X], phase: Phase, down: Down, site: Site[X], store: Store) -> Visit:

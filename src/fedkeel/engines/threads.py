@@ -42,9 +42,13 @@ PATIENCE = 1.0
 
 
 def in_parallel(
-    work: Callable[[Place, Item], Found], items: Sequence[Item], places: Places[Place]
+    work: Callable[[Place, Item], Found], items: Sequence[Item], places: Places[Place], among: int = 1
 ) -> Generator[Found, None, None]:
-    """The results of all items in their order, on as many threads as PyTorch has."""
+    """The results of all items in their order, on as many threads as PyTorch has.
+
+    An item alone has all cores, unless it is one ``among`` several that were done before: how many threads a matrix is
+    multiplied on shows in the last bit, and what is done again must come out the same.
+    """
     cores = torch.get_num_threads()
     threads = min(cores, len(items))
     if not items or (threads == 1 and current_thread() is not main_thread()):
@@ -61,7 +65,7 @@ def in_parallel(
             raise Abandoned
 
     def alone(item: Item) -> Found:
-        torch.set_num_threads(1 if threads > 1 else cores)  # of this thread
+        torch.set_num_threads(1 if max(threads, among) > 1 else cores)  # of this thread
         place = free.get()
         try:
             with heard(end_if_told):

@@ -32,7 +32,8 @@ Said = dict[str, Any]
 
 class Run(Section):
     seed: int = Field(0, ge=0, le=2**63 - 1)
-    engine: Literal["local", "wire"] = "local"
+    engine: Literal["local", "wire", "flower"] = "local"
+    """local is the fast one, wire puts every message through bytes, flower is that of a server of real sites"""
     threads: int = Field(0, ge=0, le=1024)
     """CPU threads; 0 = all cores"""
     keep: Literal["last", "best"] = "last"
@@ -156,6 +157,10 @@ def build(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None, whe
             )
         if method.personal:
             raise FedkeelError(f"{where}: run.keep is 'best', but {method.name} has personal models: set it to 'last'")
+    if (experiment.run.engine == "flower") != experiment.data.source.startswith("sites:"):
+        raise FedkeelError(
+            f"{where}: run.engine = 'flower' is that of real sites, set up by fedkeel deploy init: choose local or wire"
+        )
     head, tail = experiment.report.head, experiment.report.tail
     if tail > head:
         raise FedkeelError(f"{where}: report.tail is {tail}, above report.head, {head}: make it the smaller one")

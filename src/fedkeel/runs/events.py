@@ -109,8 +109,8 @@ class Record:
     """if run.keep is "best": round and accuracy on the clients' validation rows"""
     balance: list[dict[str, Any]] = field(default_factory=list)
     """if run.drift is set, of methods on two towers: round (0 = before training), the global model's per_class, kl, tkl
-    and agreement with zero-shot, angle, and personal, personal_right and personal_rows of the personal models;
-    ``reporting.balance_numbers`` makes numbers of them"""
+    and agreement with zero-shot, angle, client_drift, and personal, personal_right and personal_rows of the personal
+    models; ``reporting.balance_numbers`` makes numbers of them"""
     lost: list[dict[str, Any]] = field(default_factory=list)
     """exchanges in which nobody's update was accepted, before the one that counts; with the attempt, from 0"""
     observed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

@@ -29,15 +29,17 @@ class Loop:
     observers: Sequence[Observer] = field(default=())
     lost: int = 3
     watch: Watch = SILENT
+    again: str | None = None
+    """the command that goes on, where it is not ``fedkeel run``"""
 
-    def rounds(self, start: State) -> State:
-        """Run or continue all rounds."""
+    def rounds(self, start: State, last: int | None = None) -> State:
+        """Run or continue all rounds, those of the method or up to ``last``."""
         done = self.checkpoints.newest() or Checkpoint(1, -1, start, self.engine.accepted.copy())
         self.engine.resume(done.accepted, self.last_of(done))
         point = saved = done
-        exchanges = Exchanges(self.engine, self.log, self.lost, self.watch)
+        exchanges = Exchanges(self.engine, self.log, self.lost, self.watch, self.again)
         try:
-            for round in range(done.round, self.method.rounds + 1):
+            for round in range(done.round, (last or self.method.rounds) + 1):
                 began = perf_counter()
                 for index, phase in enumerate(self.method.plan(round)):
                     if (round, index) <= (done.round, done.index):
@@ -89,13 +91,14 @@ class Exchanges:
     log: Log
     lost: int
     watch: Watch
+    again: str | None = None
 
     def one(
         self, method: AnyMethod, state: State, phase: Phase, round: int, index: int, before: list[int]
     ) -> tuple[State, list[int]]:
         """The state after a phase, and who took part in it."""
         for attempt in range(self.lost):
-            cohort = choose(self.engine.roster, method, phase, round, before, attempt)
+            cohort = choose(self.engine.roster, method, phase, round, before, attempt, self.engine.accepted)
             exchange = self.engine.exchange(method, state, phase, round, cohort)
             if exchange.accepted or not cohort:
                 record(self.log, "exchange", exchange, phase, round, index)
@@ -103,9 +106,10 @@ class Exchanges:
             record(self.log, "lost", exchange, phase, round, index, attempt=attempt)
             where, why = f"{self.log.folder}: round {round}, phase {phase.name!r}", why_lost(exchange.refused)
             self.watch.notice(f"{where}, is lost ({attempt + 1} of {self.lost}): {why}")
+        again = self.again or f"fedkeel run --out {self.log.folder} --resume"
+        other = "" if self.again else ", or choose other settings and another --out"
         raise FedkeelError(
-            f"{where}, was lost {self.lost} times in a row (run.lost): {why}; mend that, and fedkeel run --out "
-            f"{self.log.folder} --resume tries again, or choose other settings and another --out"
+            f"{where}, was lost {self.lost} times in a row (run.lost): {why}; mend that, and {again} tries again{other}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.atomic import write_atomically
-from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import AnyMethod, State, Task, from_settings
 from fedkeel.core.roster import Roster
 from fedkeel.core.watch import SILENT, Watch
@@ -25,15 +23,16 @@ from fedkeel.methods.dual.base import dual_of
 from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.towers import zero_shot_per_class
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
-from fedkeel.runs.checkpoint import Checkpoint, Checkpoints
+from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.config import Experiment
+from fedkeel.runs.ending import end, sum_up
 from fedkeel.runs.events import EVENTS, Log, damaged, read
 from fedkeel.runs.federation import Federation
 from fedkeel.runs.loop import Exchanges, Loop, federated_mean
 from fedkeel.runs.model import MODEL, Model
 from fedkeel.runs.observers.base import Running, Simulation, observers_of
 from fedkeel.runs.opening import preparation
-from fedkeel.runs.summary import SUMMARY, summarise
+from fedkeel.runs.summary import SUMMARY
 
 ENGINES: dict[str, type[Simulated]] = {"local": LocalEngine, "wire": WireEngine}
 
@@ -45,9 +44,7 @@ def simulate(exp: Experiment, federation: Federation, folder: Path, watch: Watch
         (folder / SUMMARY).unlink(missing_ok=True)  # of what is no longer whole, and is about to be
         with Log(folder / EVENTS) as log:
             train(exp, federation, log, checkpoints, watch)
-        record = read(folder)
-        files = {EVENTS: log.head, MODEL: str((record.end or {})["model"])}
-        write_atomically(folder / SUMMARY, summarise(record, files))
+        sum_up(folder, log)
 
 
 def fit(exp: Experiment, federation: Federation) -> Model:
@@ -86,7 +83,7 @@ def train(
         for observer in observers:
             observer.started(start)
         state = Loop(method, engine, log, checkpoints, observers, lost, watch).rounds(start)
-        end(run, state, mean, observers)
+        end(run, state, lambda last: finished_model(exp, federation, method, last, mean), observers)
 
 
 def roster_of(exp: Experiment, federation: Federation, how: Preparation) -> Roster:
@@ -119,34 +116,6 @@ def begin(run: Running, how: Preparation) -> None:
     run.log.write("start", **about, config=exp.model_dump(mode="json"), data=data, clients=who)
     if data["mean_energy"] is not None and (warning := common_mean(data["mean_energy"], data["source"], how)):
         run.watch.notice(warning)
-
-
-def end(run: Running, state: State, mean: torch.Tensor | None, observers: list[Any]) -> None:
-    """The finished model and the last event."""
-    kept = best_of(run) if run.experiment.run.keep == "best" else None
-    if kept is not None:
-        state = kept.state
-    found: dict[str, Any] = {} if kept is None else {"kept_round": kept.round}
-    for observer in observers:
-        found |= observer.ended(state)
-    model = finished_model(run.experiment, run.simulated.federation, run.method, state, mean)
-    model = replace(model, temperature=found.get("calibration", {}).get("temperature"))
-    seal = model.save(run.log.folder / MODEL)
-    run.log.write("end", digest=model.digest, model=seal, **found)
-
-
-def best_of(run: Running) -> Checkpoint | None:
-    """The state that was kept as the best one, which is the one on record; None if no round was judged."""
-    kept, judged = run.checkpoints.best(), read(run.log.folder).validation
-    if not judged:
-        return None
-    best = max(judged, key=lambda event: float(event["accuracy"]))
-    if kept is None or kept.round != best["round"]:
-        raise FedkeelError(
-            f"{run.checkpoints.kept} is not the state after round {best['round']}, which is the best one on record: "
-            f"fedkeel run {run.log.folder / 'config.toml'} --out OTHER runs it again"
-        )
-    return kept
 
 
 def finished_model(

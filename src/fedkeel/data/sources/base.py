@@ -14,6 +14,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.registry import Registry
 from fedkeel.core.settings import Open
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.presence import Lack, lack_of_path
 
 SOURCES: Registry[Source] = Registry("source", "fedkeel.data.sources")
 EMBEDDED = Path(__file__).parents[1] / "embedded"
@@ -34,10 +35,12 @@ class Source(Open):
     """How ``source`` may be written, such as npz:FILE, with one line about each for lists."""
     by_content: ClassVar[bool] = False
     """Whether what stands after the colon is a fingerprint of the rows: then they cannot change under it."""
+    general: ClassVar[bool] = False
+    """Whether it reads any dataset of its format: then what stands after the colon says which one it is."""
 
     source: str
-    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, hf:ID-or-folder; or
-    arrays:FINGERPRINT, rows that Python holds"""
+    """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, table:FILE.csv,
+    chexpert:FOLDER, celeba:FOLDER, hf:ID-or-folder; or arrays:FINGERPRINT, rows that Python holds"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
@@ -73,6 +76,16 @@ class Source(Open):
     def path(self) -> Path:
         """The file or folder that stands after the colon."""
         return Path(self.reference).expanduser()
+
+    @property
+    def dataset(self) -> str:
+        """What its dataset is called, wherever it lies: cifar10 of cifar10:FOLDER, owner/name of hf:owner/name."""
+        name, _, rest = self.source.partition(":")
+        return rest if self.general else name
+
+    def missing(self) -> Lack | None:
+        """What it names that is not here, as far as that can be told without reading."""
+        return lack_of_path(self.path) if self.reference and not self.by_content else None
 
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """All rows, as far as the source is whole; ``notice`` is told what takes long."""
@@ -113,15 +126,18 @@ class Columns(Texts):
     """A source whose columns have names."""
 
     label_column: str = "label"
+    """the class of a row; of a csv or table also several columns of ones and zeros, with commas: its class is the one
+    that has a one"""
     client_column: str = "client"
     attribute_column: str = "attribute"
-    """what else is known of a row, for partition.kind = spurious"""
+    """what else is known of a row, for partition.kind = spurious; of a csv or table also several columns, with
+    commas"""
     superclass_column: str = "superclass"
     """the group that a row's class belongs to, for partition.kind = pachinko"""
 
     def chosen(self, key: str) -> bool:
         """Whether the user named this column: then it must exist."""
-        return bool(getattr(self, key) != Columns.model_fields[key].default)
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
 
 def cache_folder(data: Source) -> Path:

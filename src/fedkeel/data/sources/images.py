@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".
 
 @register({"images:FOLDER": "images in FOLDER/class or FOLDER/client/class, optionally below train and test"})
 class Images(Source):
+    general: ClassVar[bool] = True
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Images by class folder or by client and class folder; folders train and test on top give the split."""
         folder = self.path

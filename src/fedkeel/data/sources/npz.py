@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import lzma
-import math
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from fedkeel.core.errors import FedkeelError, shortened, unknown
 from fedkeel.core.memory import available
 from fedkeel.data.dataset import Dataset, Kind, with_superclasses
 from fedkeel.data.files import file_sha256, index_labels, with_attribute
+from fedkeel.data.npy import sound_header
 from fedkeel.data.sources.base import Source, register
 
 PER_ROW = ("y", "client", "attribute", "y_test", "client_test", "attribute_test")
@@ -31,6 +31,8 @@ NPZ_ARRAYS = ("x", "x_test", "class_names", "superclasses", *PER_ROW)
     {"npz:FILE": "features, images or texts: x, y; also x_test, y_test, class_names, superclasses, client, attribute"}
 )
 class Npz(Source):
+    general: ClassVar[bool] = True
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Features, images or texts from the arrays x and y, and the others of NPZ_ARRAYS if present."""
         return self.dataset_of(read_npz(self.path), str(self.path), file_sha256(self.path))
@@ -96,7 +98,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             members = _members(path, archive)
             for name, member in members.items():
-                _must_be_true(path, name, archive, member)
+                with archive.open(member) as file:
+                    sound_header(file, member.file_size, path, f"array {name}", "save it again with numpy.savez")
             _must_fit(path, list(members.values()))
             arrays = {}
             for name, member in members.items():
@@ -133,30 +136,6 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
             raise FedkeelError(f"{path} holds the array {name} twice: save it again with numpy.savez")
         found[name] = member
     return found
-
-
-def _must_be_true(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """What an array says of its shape must be what there is of it; numpy would make room for what it says."""
-    with archive.open(member) as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-            if min(shape, default=0) < 0 or not dtype.itemsize:
-                raise ValueError(f"{dtype} {shape}")
-        except (zipfile.BadZipFile, zlib.error, OSError):
-            raise
-        except Exception as error:  # numpy reads it with Python's own parser
-            reason = shortened(" ".join(str(error).split()))
-            raise FedkeelError(f"{path} is damaged: array {name} has no sound header ({reason})") from None
-        data = member.file_size - file.tell()
-    if dtype.hasobject:
-        raise FedkeelError(f"{path} array {name} holds Python objects, which are not read: save strings as astype(str)")
-    if math.prod(shape) * dtype.itemsize != data:
-        raise FedkeelError(
-            f"{path} is damaged: array {name} says that it is {dtype} {shortened(str(shape))}, which is "
-            f"{math.prod(shape) * dtype.itemsize:,} bytes, but {data:,} are there; save it again with numpy.savez"
-        )
 
 
 def _must_fit(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedkeel.core.method import State
 from fedkeel.methods.dual.base import DualTuned, dual_of
-from fedkeel.metrics.towers import Own, balance, on_own, pooled
+from fedkeel.metrics.towers import Own, balance, client_drift, on_own, pooled
 from fedkeel.runs.observers.base import Observer, Round, Running, Simulation, observer
 
 
@@ -27,8 +27,11 @@ class BalanceObserver(Observer):
         assert method is not None
         if run.known is not None and any(event["round"] == round for event in run.known.balance):
             return
-        found = balance(method, seen.engine.sites, state, round, seen.tests)
-        run.log.write("balance", round=round, **found, **pooled(own_models(seen, method, state)))
+        sites = seen.engine.sites
+        found = balance(method, sites, state, round, seen.tests)
+        apart = client_drift(method, sites, state, round, lambda client: seen.engine.mine(method, state, client))
+        own = pooled(own_models(seen, method, state))
+        run.log.write("balance", round=round, **found, client_drift=apart, **own)
 
 
 def own_models(seen: Simulation, method: DualTuned, state: State) -> list[Own]:

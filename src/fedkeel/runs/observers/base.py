@@ -75,6 +75,8 @@ class Running:
     """what is on record already, of a run that was interrupted"""
     simulation: Simulation | None = None
     """None on a server of real sites"""
+    again: str | None = None
+    """the command that goes on with the run, where it is not ``fedkeel run``"""
 
     @property
     def simulated(self) -> Simulation:

@@ -20,6 +20,7 @@ class FederatedEvaluation(Observer):
 
     def __init__(self, run: Running) -> None:
         super().__init__(run)
+        self._latest: tuple[State, dict[str, Any]] | None = None
         self._known = {event["round"] for event in run.known.rounds} if run.known else set()
 
     @classmethod
@@ -43,17 +44,20 @@ class FederatedEvaluation(Observer):
         cohort = choose(engine.roster, tally, phase, round, [])
         exchange = engine.exchange(tally, tally.asking(state), phase, round, cohort)
         if not exchange.accepted:
+            again = self.run.again or f"fedkeel run --out {self.run.log.folder} --resume"
             raise FedkeelError(
-                f"round {round} cannot be tested: {why_lost(exchange.refused)}; mend that, and fedkeel run --out "
-                f"{self.run.log.folder} --resume tries again"
+                f"round {round} cannot be tested: {why_lost(exchange.refused)}; mend that, and {again} tries again"
             )
         found = tally.sums(exchange.update)
         traffic = {"bytes_up": exchange.bytes_up, "bytes_down": exchange.bytes_down, "clients": exchange.accepted}
         refused = [{"client": refusal.client, "reason": refusal.reason} for refusal in exchange.refused]
-        return {**found, **traffic, "refused": refused}
+        self._latest = state, {**found, **traffic, "refused": refused}
+        return self._latest[1]
 
     def ended(self, state: State) -> dict[str, Any]:
-        found = self.tallied(self.run.method.rounds, state)
+        """The model after the last round was tested already."""
+        same = self._latest is not None and self._latest[0] is state
+        found = self._latest[1] if self._latest and same else self.tallied(self.run.method.rounds, state)
         right, rows = found["right"], found["rows"]
         per_class = [r / n if n else None for r, n in zip(right, rows, strict=True)]
         own = {"personal_mean": found["personal"], "personal": []} if self.run.method.personal else {}

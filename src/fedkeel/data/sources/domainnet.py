@@ -1,0 +1,42 @@
+"""DomainNet (Peng et al., ICCV 2019) as it is downloaded: six styles of images, one client each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from fedkeel.data.class_names import clean
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.listed import Listed, dataset_of, joined, listed, must_find, names_of_numbers, numbered, read_lines
+from fedkeel.data.sources.base import Source, register
+
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+TEN = frozenset(
+    ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
+)
+"""The classes of FedBN (Li et al., ICLR 2021) and of those that follow it."""
+
+
+@register(
+    {"domainnet:FOLDER": "DomainNet as downloaded: clipart/ ... sketch/ with clipart_train.txt, clipart_test.txt ..."}
+)
+class DomainNet(Source):
+    classes: Literal["ten", "all"] = "ten"
+    """ten: bird, feather, headphones, ice cream, teapot, tiger, whale, windmill, wine glass and zebra; all: all 345"""
+
+    def read(self, notice: Callable[[str], None]) -> Dataset:
+        """The official split of each domain; the domain is the client."""
+        folder = must_find(self, f"{DOMAINS[0]}_train.txt").parent
+        train, test = (
+            joined(*(self._images(folder, f"{domain}_{part}.txt") for domain in DOMAINS)) for part in ("train", "test")
+        )
+        names = names_of_numbers(folder, train, lambda name: clean(PurePosixPath(name).parent.name))
+        return dataset_of(self, train, test, names, notice, client=lambda name: name.partition("/")[0])
+
+    def _images(self, folder: Path, name: str) -> Listed:
+        """Of a list the classes that are wanted: folders of others need not be there."""
+        entries = read_lines(folder / name)
+        if self.classes == "ten":
+            entries = [(place, entry) for place, entry in entries if PurePosixPath(entry).parent.name in TEN]
+        return listed(folder / name, entries, folder, numbered, "domain/class/image.jpg number")

@@ -1,0 +1,1 @@
+"""Real machines: a server and sites that have signed a contract."""
