@@ -45,7 +45,7 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             with contextlib.chdir(tmp_path):
                 names = runpy.run_path("example.py", names, "__main__")
         ran += 1
-    assert ran or page.name == "methods.md", "a page without examples"
+    assert ran or page.name in ("methods.md", "scale.md", "faults.md"), "a page without examples"
 
 
 def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ from fedkeel.personal.work import Work
 from fedkeel.reporting.grouping import groups
 from fedkeel.reporting.personalised import ways
 from fedkeel.rows.inputs import inputs as inputs_of
-from fedkeel.runs.events import Record, read
+from fedkeel.runs.events import Record, begun, read
 from fedkeel.runs.federation import SILENT, Watch, assemble
 from fedkeel.runs.folder import stored
 from fedkeel.runs.model import Model, load_client
@@ -204,7 +204,7 @@ def test_ctrl_c_three_times_in_a_real_process(run: Path, tmp_path: Path) -> None
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeding,
     )  # fmt: skip
     folder, deadline = run / "personal" / "ft_epochs=1000000", time.monotonic() + 120
-    while not (folder / "events.jsonl").exists() or read(folder).personal_test is None:
+    while (record := begun(folder)) is None or record.personal_test is None:  # the file is there before its first line
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -430,6 +430,10 @@ def test_a_run_of_adapters(tmp_path: Path, vit: str) -> None:
         assert any(value.abs().max() > 0 for value in moved.values())
     with pytest.raises(FedkeelError, match="lora-ft adds adapters to a network, but lora has some: use ft or lp-ft"):
         personalised(run, "lora-ft")
+    with pytest.raises(
+        FedkeelError, match="bias-ft tunes the biases of a network, but lora left them as they were: use"
+    ):
+        personalised(run, "bias-ft")
 
 
 @pytest.mark.parametrize("name", ["ova-lp", "ridge", "ncm", "ridge-rf"])

@@ -30,6 +30,8 @@ QUICK = {name: words for name, (words, _) in MISTAKES.items() if name not in LAT
     "a list of methods": ("list", "methods"),
     "a list of strategies": ("list", "strategies"),
     "a list of recipes": ("reproduce", "--list"),
+    "no such grid": ("reproduce", "lp-ft/main", "--grid", "digits"),
+    "what a recipe would run": ("reproduce", "lp-ft/main", "--scale", "paper", "--dry-run"),
 }
 EACH = """
 import contextlib, io, json, sys

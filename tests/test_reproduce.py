@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import fedkeel as fk
+import small_cifar
 from fedkeel.core.errors import FedkeelError, Stopped
 from fedkeel.core.method import METHODS
+from fedkeel.data.sources.base import SOURCES
 from fedkeel.data.splits.base import SPLITS
 from fedkeel.models.encoders import ENCODERS
 from fedkeel.reporting.personal_numbers import Personal
@@ -71,6 +73,21 @@ def test_iid_cells_may_keep_one_value_of_an_axis() -> None:
     assert [(cell.partition.name, cell.experiment.method["participation"]) for cell in grid] == [
         ("iid", 1.0), ("zipf", 0.1), ("zipf", 0.4), ("zipf", 1.0),
     ]  # fmt: skip
+
+
+def test_a_key_may_follow_another_one() -> None:
+    """On an axis or where all cells have the same value; and only in the methods that have it."""
+    base, follow = {"shift": {"noise": "symmetric", "noise_ratio": 0.6}}, {"method.forget": "shift.noise_ratio"}
+    grid = cells(base, ["fedavg", "co-teaching"], ["iid"], [0], {"shift.noise_ratio": [0.3, 0.4]}, follow=follow)
+    assert [cell.experiment.method.get("forget") for cell in grid] == [None, 0.3, None, 0.4]
+    assert [
+        cell.experiment.method.get("forget") for cell in cells(base, ["co-teaching"], ["iid"], [0], follow=follow)
+    ] == [0.6]
+    noise = RECIPES["ova-lp/noise"].scales["paper"].grids[0]
+    asked = {"shift.noise_ratio=0.5": 0.5, "method.forget=0.1": 0.1}
+    for text, forget in asked.items():
+        found = [cell.experiment.method.get("forget") for cell in noise.cells([0], [text])]
+        assert set(found) == {None, forget}
 
 
 MISTAKES = {
@@ -158,7 +175,9 @@ def test_every_recipe_names_what_exists(name: str, scale: Any) -> None:
             assert (kind, bool(colon)) == ("hf", True) or kind in ENCODERS
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", reference) or not colon
             if scale == "paper":
-                assert cell.experiment.data.source.startswith(("hf:", "images:", "cifar10"))
+                kind, colon, _ = cell.experiment.data.source.partition(":")
+                assert kind in SOURCES
+                assert colon or kind == "cifar10", "nothing that comes with fedkeel"
         assert [variant.name for variant in grid.strategies()] == [text.partition(":")[0] for text in grid.personal]
     if scale == "paper" and name.startswith("lp-ft/") and plan.grids:
         assert plan.seeds == (0, 1, 2)
@@ -199,6 +218,21 @@ methods = ["ova-lp"]
 partitions = ["iid"]
 data = { source = "digits" }
 """
+
+
+def test_a_scale_may_say_how_features_are_prepared() -> None:
+    """For all grids that say nothing else: OvA-LP's paper has no centring."""
+    raw = parse(SMALL.replace("seeds = [0]", 'seeds = [0]\nfeatures = "raw"'), "mine.toml").scales["laptop"]
+    assert raw.grids[0].cells([0])[0].experiment.data.features == "raw"
+    own = SMALL.replace("seeds = [0]", 'seeds = [0]\nfeatures = "raw"').replace(
+        '"digits" }', '"digits", features = "l2" }'
+    )
+    assert parse(own, "mine.toml").scales["laptop"].grids[0].cells([0])[0].experiment.data.features == "l2"
+    for name in ("ablation", "partitions", "participation"):
+        plan = RECIPES[f"ova-lp/{name}"].scales["paper"]
+        assert [grid.cells([0])[0].experiment.data.features for grid in plan.grids] == ["raw", "centred"]
+
+
 RECIPE_MISTAKES = [
     ('title = "t"', 'titel = "t"', "mine.toml: title: field required"),
     ('about = "a"', 'about = "a"\ncolour = "red"', "mine.toml: unknown key 'colour'"),
@@ -288,26 +322,35 @@ def tiny_dataset(folder: Path) -> None:
     datasets.DatasetDict(parts).save_to_disk(str(folder))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path: Path) -> None:
-    """The whole way of --scale paper: a hub dataset with two columns of labels as CIFAR-100 has, a ViT, one page."""
+def tiny_vit(folder: Path) -> None:
     import transformers
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-    tiny_dataset(tmp_path / "data")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
-    transformers.ViTModel(config).save_pretrained(str(tmp_path / "vit"))
-    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(str(tmp_path / "vit"))
+    transformers.ViTModel(config).save_pretrained(str(folder))
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(str(folder))
 
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_paper_s_scale_with_a_tiny_encoder_and_a_small_copy_of_cifar_100(tmp_path: Path) -> None:
+    """The whole way of --scale paper: CIFAR-100 as it is unpacked in cifar100/, a ViT where the hub's would be."""
+    small_cifar.cifar_100(tmp_path / "cifar100")
+    tiny_vit(tmp_path / "google" / "vit-large-patch16-224")
     words = ["reproduce", "ova-lp/ablation", "--scale", "paper", "--seeds", "0", "--set"]
-    words += ["data.source=hf:data", "data.encoder=hf:vit", "method.rounds=2", "partition.clients=6"]
+    words += ["method.rounds=2", "partition.clients=6"]
     done = fedkeel(*words, cwd=tmp_path, FEDKEEL_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs/reproduce/ova-lp/ablation-paper"
     assert f"report: {folder.relative_to(tmp_path) / 'report.html'}" in done.stdout
-    for number in ("56.3", "95.4", "95.9", "90.13 ± 0.04", "Ours: hf:data with hf:vit"):
+    for number in (
+        "56.3",
+        "95.4",
+        "95.9",
+        "90.13 ± 0.04",
+        "Ours: cifar100:cifar100 with hf:google/vit-large-patch16-224",
+    ):
         assert number in done.stdout
     page = (folder / "report.html").read_text()
     assert "Beside the paper" in page
@@ -321,7 +364,7 @@ def test_the_paper_s_scale_with_a_tiny_encoder_and_dataset_from_folders(tmp_path
     assert all(20 < value <= 130 for value in kept.values())
     assert len(list(folder.glob("cifar100/*/summary.json"))) == 3 * 4
     stored = tomllib.loads((folder / "cifar100/ova-lp_stages=1-shard-1-seed0/config.toml").read_text())
-    assert (stored["data"]["label_column"], stored["method"]["stages"]) == ("fine_label", 1)
+    assert (stored["data"]["source"], stored["method"]["stages"]) == ("cifar100:cifar100", 1)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -265,6 +265,73 @@ def test_with_covariate_shift_lp_ft_wins_where_lambda_is_large() -> None:
         assert np.log10(growth) == pytest.approx(order, abs=0.05)
 
 
+# --- Corollary E.2 and Remark 4.7 -------------------------------------------------------------------------------------
+
+
+def small_losses_by_autograd(here: World, eta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's loss over lambda^2 of FT by autograd, and of LP-FT at the least-squares head, by whole matrices."""
+
+    def over(u: np.ndarray) -> np.ndarray:
+        gaps = [u - here.B.T @ np.concatenate([here.common, here.lam * own]) for own in np.eye(here.clients)]
+        return np.array([gap @ here.moment(i) @ gap for i, gap in enumerate(gaps)]) / (2 * here.lam**2)
+
+    V, B = torch_steps(here, eta, NO_PROBING)
+    root = np.linalg.cholesky(here.moment())
+    wanted = here.B.T @ np.concatenate([here.common, here.lam * np.eye(here.clients)[0]])
+    head = np.linalg.lstsq(root.T @ here.B.T, root.T @ wanted, rcond=None)[0]
+    return over(B.T @ V), over(here.B.T @ head)
+
+
+@pytest.mark.parametrize("eps", INPUTS)
+def test_corollary_e_2_is_decided_by_the_client_and_not_by_lambda(eps: float | None) -> None:
+    """The limits q_i and p_i against simulation and against autograd; p_1 is 0 and p_i as docs/theory.md has it."""
+    found = []
+    for seed in range(30):
+        here, eta = world(seed, eps=eps), (0.05, 0.1, 0.3, 1.0)[seed % 4]
+        q, p = exact.small_lambda_losses(here, eta)
+        for lam in (1e-2, 1e-4):
+            small = replace(here, lam=lam)
+            simulated = [small.losses(fine_tune(small, eta, probing).u) for probing in (NO_PROBING, CONVERGED)]
+            for ours in (np.array(simulated) / lam**2, small_losses_by_autograd(small, eta)):
+                np.testing.assert_allclose(ours[0], q, rtol=5 * lam, atol=5 * lam)
+                np.testing.assert_allclose(ours[1], p, rtol=1e-7, atol=1e-9)
+            assert ((simulated[1] <= simulated[0]) == (p <= q))[np.abs(p - q) > 10 * lam].all()
+        columns = np.arange(1, 5)
+        apart = here.B[5, columns] - here.B[5 + columns, columns]
+        np.testing.assert_allclose(p, [0, *([1.0] * 4 if eps is None else (apart**2 + 2 * eps**2) / 2)], atol=1e-12)
+        assert p[0] <= q[0], "the client that fine-tunes never prefers FT"
+        found += (p <= q)[1:].tolist()
+    assert 0.05 < np.mean(found) < 0.95, "for the others it is one or the other"
+
+
+def test_counter_examples_to_corollary_e_2_and_remark_4_7_in_plain_numbers() -> None:
+    """B* = I (3 x 3), V_com = 1, eps = 1, eta = 0.1. FT ends at (1, 0.2 lambda, 0), LP-FT at (1, lambda, 0); client 2
+    wants (1, 0, lambda) with Sigma = diag(1, 2, 1): (2 x 0.04 + 1) / 2 = 0.54 against (2 + 1) / 2 = 1.5. Client 1 has
+    diag(2, 1, 1): 0.64 / 2 = 0.32 against 0. So the mean and client 2 prefer FT, client 1 LP-FT, at every lambda."""
+    for lam in (10.0, 1.0, 1e-3):
+        here = World(np.eye(3), np.ones(1), lam, 1.0)
+        ft, lpft = (fine_tune(here, 0.1, probing).u for probing in (NO_PROBING, CONVERGED))
+        np.testing.assert_allclose(ft, [1, 0.2 * lam, 0], atol=1e-12)
+        np.testing.assert_allclose(lpft, [1, lam, 0], atol=1e-12)
+        np.testing.assert_allclose(here.losses(ft) / lam**2, [0.32, 0.54], rtol=1e-9)
+        np.testing.assert_allclose(here.losses(lpft) / lam**2, [0, 1.5], rtol=1e-9, atol=1e-12)
+        assert here.global_loss(ft) < here.global_loss(lpft)
+
+
+def test_remark_4_7_holds_for_the_other_clients_of_isotropic_inputs_only() -> None:
+    def order(here: World, eta: float) -> tuple[np.ndarray, bool]:
+        ft, lpft = (here.losses(fine_tune(here, eta, probing).u) for probing in (NO_PROBING, CONVERGED))
+        return lpft <= ft, bool(lpft.mean() <= ft.mean())
+
+    shifted = []
+    for seed in range(60):
+        clients, mean = order(world(seed), 0.1)
+        assert (clients[1:] == mean).all()
+        clients, mean = order(world(seed, eps=0.1, lam=1e-3), 0.1)
+        shifted += (clients[1:] == mean).tolist()
+    assert 0.5 < np.mean(shifted) < 0.95
+
+
 # --- what does hold ---------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +434,12 @@ def test_figure_6_as_printed_exact_and_simulated(tmp_path: Path, monkeypatch: py
     assert "The runs in full" not in text
     assert "Figure 6, three ways" in text
     assert "that floor is only the term that equation (5) forgets to subtract" in first.text
+    assert "Client by client" in text
+    counted = page.client_by_client(worlds)
+    assert [row[0] for row in counted.table.rows] == ["isotropic", "ε = 0.1", "ε = 1"]
+    assert [row[1] for row in counted.table.rows] == ["100"] * 3, "who fine-tunes never prefers FT"
+    assert [row[4] for row in counted.table.rows] == ["100"] * 3, "rule and simulation agree"
+    assert counted.table.rows[0][7] == "100" != counted.table.rows[1][7]
     assert first.results == []
     assert fk.reproduce("lp-ft/theory", out=tmp_path / "b").page.read_text() == text
     assert fk.reproduce("lp-ft/theory", seeds=[1], out=tmp_path / "c").text != first.text

@@ -145,11 +145,21 @@ def test_help_names_commands_by_use() -> None:
     assert tuple(named) == BY_USE == ("run", "compare", "reproduce", "personalize", "predict", *BY_USE[5:])
 
 
-@pytest.mark.parametrize("command", BY_USE)
-def test_examples_of_a_help_fit_a_line(command: str) -> None:
-    text = help_of(command)
+COMMANDS = [
+    *((name,) for name in BY_USE if name != "deploy"),
+    ("deploy", "init"),
+    ("deploy", "trial"),
+    ("site", "check"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_examples_of_a_help_fit_a_line(command: tuple[str, ...]) -> None:
+    text, found = help_of(*command), app
     assert max(map(len, text.splitlines())) <= 80
-    said = re.findall(r"^        (fedkeel .*)$", app[command].default_command.__doc__ or "", re.M)
+    for word in command:
+        found = found[word]
+    said = re.findall(r"^        (fedkeel .*)$", found.default_command.__doc__ or "", re.M)
     assert said
     shown = [line.strip() for line in text.splitlines()]
     assert [line for line in said if line not in shown] == []

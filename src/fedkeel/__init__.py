@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkeel.api import (
+        Outline,
         Predictions,
         Reproduction,
         Split,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         experiment,
         partition,
         personalize,
+        plan,
         predict,
         predictions,
         recipes,
@@ -38,9 +40,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.1.0"
 __all__ = [
     "SGD", "AdamW", "Arrays", "Batch", "Experiment", "FederatedClassifier", "FedkeelError", "LinearProbe", "Method",
-    "Model", "Phase", "Predictions", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare", "encode",
-    "experiment", "partition", "personalize", "predict", "predictions", "recipes", "register", "report", "reproduce",
-    "run",
+    "Model", "Outline", "Phase", "Predictions", "Reproduction", "Result", "Split", "State", "Visit", "Watch", "compare",
+    "encode", "experiment", "partition", "personalize", "plan", "predict", "predictions", "recipes", "register",
+    "report", "reproduce", "run",
 ]  # fmt: skip
 _HOMES = {
     **dict.fromkeys(("Batch", "Method", "Phase", "State", "Visit", "register"), "core.method"),

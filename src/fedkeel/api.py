@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedkeel.commands.compare import compare
+    from fedkeel.commands.deploy import personalize_site, predict_site, server, site, trial
     from fedkeel.commands.experiment import experiment
     from fedkeel.commands.look import Split, catalogue, encode, partition
     from fedkeel.commands.page import report
     from fedkeel.commands.personalize import personalize
+    from fedkeel.commands.plan import Outline, plan
     from fedkeel.commands.predict import Predictions, predict, predictions
     from fedkeel.commands.reproduce import Reproduction, reproduce
     from fedkeel.commands.run import run
     from fedkeel.study.recipe import recipes
 
 __all__ = [
-    "Predictions", "Reproduction", "Split", "catalogue", "compare", "encode", "experiment", "partition", "personalize",
-    "predict", "predictions", "recipes", "report", "reproduce", "run",
+    "Outline", "Predictions", "Reproduction", "Split", "catalogue", "compare", "encode", "experiment", "partition",
+    "personalize", "personalize_site", "plan", "predict", "predict_site", "predictions", "recipes", "report",
+    "reproduce", "run", "server", "site", "trial",
 ]  # fmt: skip
 _HOMES = {
-    **{name: f"commands.{name}" for name in ("compare", "experiment", "personalize", "predict", "reproduce", "run")},
+    **{name: f"commands.{name}" for name in ("compare", "experiment", "personalize", "plan", "predict", "reproduce")},
+    "run": "commands.run",
     **dict.fromkeys(("Split", "catalogue", "encode", "partition"), "commands.look"),
+    **dict.fromkeys(("personalize_site", "predict_site", "server", "site", "trial"), "commands.deploy"),
     **dict.fromkeys(("Predictions", "predictions"), "commands.predict"),
+    "Outline": "commands.plan",
     "Reproduction": "commands.reproduce",
     "recipes": "study.recipe",
     "report": "commands.page",

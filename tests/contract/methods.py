@@ -1,8 +1,8 @@
 """Every method in the settings in which contracts are tested, a small federation for each, and how it is played.
 
 All of them are found by themselves. A method of which nothing is said here is tested with its defaults for few rounds;
-one that has ``tune`` also with the whole network, one that tunes a dual encoder also balanced, and one that has
-``peft`` with every kind of module.
+one that has ``tune`` also with the whole network, one that has ``head`` also with one-vs-all heads, one that tunes a
+dual encoder also balanced, and one that has ``peft`` with every kind of module.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "scaffold": {"bias": True, "lr": 0.05},  # its lr is for unit length
     "scaffold, network": {"lr": 0.05},
     "fednova, network": {"lr": 0.05},
+    "scaffold, one-vs-all": {"lr": 0.05},
+    "fednova, one-vs-all": {"lr": 0.05},
 }
 """What some need besides the usual settings in order to be testable."""
 
@@ -60,6 +62,8 @@ def variants_of(name: str) -> dict[str, Method]:
     found = {name: usual(method)}
     if "tune" in method.model_fields:
         found[f"{name}, network"] = NETWORK
+    if "head" in method.model_fields:
+        found[f"{name}, one-vs-all"] = {**usual(method), "head": "one-vs-all"}
     if issubclass(method, DualTuned):
         found[f"{name}, balanced"] = {**usual(method), "balance": "grab"}
     for kind in MODULES if "peft" in method.model_fields else ():

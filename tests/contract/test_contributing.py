@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedkeel as fk
 import test_contract
@@ -155,11 +156,13 @@ def test_no_smoothing_is_fedavg_and_a_whole_run_uses_it(tmp_path: Path) -> None:
     assert method.start(TASK).shared["head.weight"].shape == (CLASSES, DIM)
 
 
-def test_bias_ft_moves_biases_alone(tmp_path: Path) -> None:
-    with added("personal/strategies/bias_ft.py", tmp_path) as name:
-        work = cases_of(name)[name].work()
-        moved = {key for key, value in trained(work).items() if not value.equal(work.state.down[key])}
-    assert {key for key in work.state.down if key.endswith("bias") or key.startswith("stats.")} == moved
+def test_wise_ft_goes_half_of_the_way_that_ft_goes(tmp_path: Path) -> None:
+    with added("personal/strategies/wise_ft.py", tmp_path) as name:
+        half, whole = (trained(cases_of(one)[one].work()) for one in (name, "ft"))
+        down = cases_of(name)[name].work().state.down
+    assert half.keys() == whole.keys()
+    for key, value in half.items():
+        torch.testing.assert_close(value, (down[key] + whole[key]) / 2, rtol=1e-5, atol=1e-6)
 
 
 def test_log_normal_sizes_are_equal_without_a_spread(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ fk.run(
 )
 moved = [event["distance"] for event in read("run").observed["moved"]]
 module = METHODS["fedpurel"](peft="scaling").module
-print(json.dumps({"moved": moved, "module": type(module).__name__, "strategy": STRATEGIES["bias-ft"].__name__}))
+print(json.dumps({"moved": moved, "module": type(module).__name__, "strategy": STRATEGIES["wise-ft"].__name__}))
 """
 
 
@@ -213,5 +216,5 @@ def test_put_into_their_folders_they_are_found_and_work_together(tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["module"], found["strategy"]) == ("Scaling", "BiasFT")
+    assert (found["module"], found["strategy"]) == ("Scaling", "WiseFT")
     assert 0 < found["moved"][0] < found["moved"][1]

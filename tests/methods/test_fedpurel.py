@@ -5,6 +5,7 @@ The adapter is tuned here, as its gradients need no network; every kind goes thr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ import fedkeel as fk
 from federations import private
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import decode
-from fedkeel.core.method import Batch, State, Task, Visit
+from fedkeel.core.method import METHODS, Batch, State, Task, Visit
 from fedkeel.core.tree import Tree, digest, put, take
 from fedkeel.data.ownership import Ownership
 from fedkeel.engines.base import schedule
@@ -30,6 +31,7 @@ from fedkeel.methods.dual.base import OWN, PEFT
 from fedkeel.methods.dual.fedclip import FedCLIP
 from fedkeel.methods.dual.fedpurel import FedPuReL, conflict, purified, task_and_alignment
 from fedkeel.methods.dual.peft.module import MODULES, module
+from fedkeel.metrics.towers import client_drift
 from fedkeel.models.dual import Dual
 from fedkeel.rows.items import Items, items
 from fedkeel.runs.simulate import ENGINES
@@ -198,6 +200,32 @@ def test_purification_changes_the_model() -> None:
         assert exchange.update is not None
         found.add(digest(exchange.update.mean))
     assert len(found) == 3
+
+
+# ---- client drift
+
+
+@pytest.mark.parametrize("of", [method(), method(alignment="none"), method(peft="adapter", project="all"), FedCLIP()])
+def test_client_drift_is_how_far_the_clients_moves_are_apart(of: FedPuReL | FedCLIP) -> None:
+    """With one plain step on all rows a client moves along what it would step along: sqrt(mean |m_k - m|^2) / |m|."""
+    plain = of.model_copy(update={"batch": ROWS, "momentum": 0.0, "weight_decay": 0.0, "participation": 1.0})
+    people, state = clients(), begun(plain)
+    phase = replace(plain.plan(1)[0], each=(PEFT,))
+    update = ENGINES["local"](people).exchange(plain, state, phase, 1, [0, 1, 2]).update
+    assert update is not None
+    moves = np.array([np.concatenate([move[k].ravel() for move in update.each.values()]) for k in range(3)])
+    apart = np.sqrt(((moves - moves.mean(0)) ** 2).sum(1).mean()) / np.linalg.norm(moves.mean(0))
+    found = client_drift(plain, people, state, 0, lambda _: {})
+    assert found == pytest.approx(apart, rel=1e-4)
+    assert found > 0.01
+
+
+def test_where_nobody_steps_there_is_no_client_drift() -> None:
+    still = METHODS["zero-shot"](rounds=1)
+    assert (
+        client_drift(still, clients(), still.start(Task(DIM, CLASSES, 3, 0, reader=world()[0].dual)), 0, lambda _: {})
+        is None
+    )
 
 
 # ---- the residual

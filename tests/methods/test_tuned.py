@@ -15,7 +15,9 @@ from federations import CLASSES, clients
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import METHODS, Batch, Method, State, Update, Visit
 from fedkeel.core.rng import generator
+from fedkeel.core.roster import Enrolment, Roster
 from fedkeel.core.tree import Tree, select
+from fedkeel.engines.base import choose
 from fedkeel.engines.local import LocalEngine
 from fedkeel.methods.transformer.fft_moe import FFTMoE
 from fedkeel.methods.transformer.flora import Flora
@@ -213,6 +215,60 @@ def test_a_mixture_of_experts_token_by_token(top: int) -> None:
             share[chosen] += 1 / (10 * top)
             gates_sum += gates / 10
     assert float(loads[0]) == pytest.approx(3 * (share * gates_sum).sum())
+
+
+def test_fft_moe_s_weight_decay_is_that_of_adam() -> None:
+    """Its share of the gradient and AdamW without any: three steps as torch.optim.Adam takes them."""
+    method, phase = FFTMoE(weight_decay=0.3), FFTMoE(weight_decay=0.3).plan(1)[0]
+    ours, theirs = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
+    adam = torch.optim.Adam([theirs], lr=method.lr, weight_decay=0.3)
+    slots, empty = phase.optim.slots([ours]), torch.empty(0)
+    for step, gradient in enumerate((torch.tensor([0.1, 0.2, -0.3]), torch.tensor([0.3, 0.0, 0.1])), 1):
+        batch, visit = Batch(rows(), empty, empty, empty), Visit({}, {}, phase)
+        adjusted = method.adjust({"w": gradient}, {"w": ours}, batch, visit)
+        phase.optim.step([ours], [adjusted["w"]], slots, step)
+        theirs.grad = gradient.clone()
+        adam.step()
+    torch.testing.assert_close(ours, theirs.detach())
+    assert float((ours - torch.tensor([1.0, -2.0, 0.5])).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(("held", "taking_part"), [(100, 10), (63, 10), (7, 7)])
+def test_pfpt_s_participation_is_a_share_of_all_clients(held: int, taking_part: int) -> None:
+    """Ten of a hundred, as long as so many have rows; of other methods the share is of those that have some."""
+    sizes = np.where(np.arange(100) < held, 5, 0)
+    roster = Roster("run", [str(client) for client in range(100)], sizes, 0, ("a", "b"))
+    for method, count in ((METHODS["pfpt"](), taking_part), (Lora(participation=0.1), round(held / 10))):
+        cohort = choose(roster, method, method.plan(1)[0], 1, [])
+        assert len(cohort) == count
+        assert max(cohort) < held
+    enrolment = Enrolment(tuple(roster.names), sizes, np.minimum(sizes, 1), np.ones(2), 0, np.ones(2))
+    METHODS["pfpt"](participation=0.01).check(enrolment)
+    with pytest.raises(FedkeelError, match="samples nobody"):
+        METHODS["pfpt"](participation=0.001).check(enrolment)
+
+
+def test_fedprompt_averages_prompts_place_by_place() -> None:
+    """A step of each client on prompts and head by autograd on the network itself, and their mean by rows."""
+    method = METHODS["fedprompt"](prompts=3, optimizer="sgd", lr=0.5, batch=50, weight_decay=0.0)
+    who, task = reading(clients((5, 9)), CLASSES)
+    start, mean = method.start(task), dict[str, Tensor]()
+    for client, rows in enumerate((5, 9)):
+        leaves = {name: value.clone().requires_grad_() for name, value in start.shared.items()}
+        features = who.x[who.rows(client)].features(prompts=leaves["prompts"])
+        features = WIDTH**0.5 * features / features.norm(dim=1, keepdim=True)
+        logits = features @ leaves["head.weight"].T + leaves["head.bias"]
+        torch.nn.functional.cross_entropy(logits, who.y[who.rows(client)]).backward()
+        for name, value in leaves.items():
+            assert value.grad is not None
+            mean[name] = mean.get(name, 0) + rows / 14 * (value - 0.5 * value.grad).detach()
+    (phase,) = method.plan(1)
+    update = LocalEngine(who).exchange(method, start, phase, 1, [0, 1]).update
+    assert update is not None
+    found = method.merge(start, update, phase).shared
+    assert found.keys() == mean.keys() == {"prompts", "head.weight", "head.bias"}
+    for name, value in mean.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_pfpt_s_server_matches_before_it_averages() -> None:

@@ -151,7 +151,7 @@ def test_rows_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     method, who = OvaLP(bias=True), doubles(clients())
     state = random_state(method)
     whole = measured(method, who, state, 2)
-    monkeypatch.setattr(module, "ROOM", 3 * module.LEVELS * CLASSES)  # three rows at a time
+    monkeypatch.setattr(module, "ROOM", 3 * 100 * CLASSES)  # three rows at a time
     close(measured(method, who, state, 2), whole, 1e-9)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.nn import BatchNorm2d
 from torch.nn.functional import cross_entropy, gelu, max_pool2d
 
 from fedkeel.core.errors import FedkeelError
@@ -226,6 +227,27 @@ def test_sparse_ft_with_weight_decay_is_refused() -> None:
     with pytest.raises(FedkeelError, match="weight decay would move the weights that sparse-ft keeps: use 0") as error:
         world().work("sparse-ft", weight_decay=0.01)
     assert "\n" not in str(error.value)
+
+
+# ---- bias-ft
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "frozen"])
+def test_bias_ft_takes_the_step_of_plain_torch_on_biases_alone(batch_norm: str) -> None:
+    """Linear layers, the shifts of batch norms and the head's bias; weights and scales keep every bit."""
+    mine, moves = personal("bias-ft", **{**PLAIN, "batch_norm": batch_norm}), batch_norm == "train"
+    expected, shared = steps(1, moves=moves), world().model.shared
+    norms = {f"norm.{name}" for name, part in whole(shared)[0].named_modules() if isinstance(part, BatchNorm2d)}
+    biases = {"head.bias", "body.last.bias", *(f"{name}.bias" for name in norms)}
+    assert set(mine) == biases | (set(select(shared, ("stats.",))) if moves else set())
+    same(mine, {name: expected[name] for name in mine})
+    assert all((mine[name] - shared[name]).abs().max() > 1e-6 for name in mine), "all of it moves"
+
+
+def test_bias_ft_of_a_transformer_moves_every_bias_of_every_block() -> None:
+    mine = trained(world("vit-tiny").work("bias-ft", **PLAIN))
+    named = {f"body.{name}" for name, _ in world("vit-tiny").work("ft").sites.x.backbone.fresh(0).named_parameters()}  # type: ignore[attr-defined]
+    assert set(mine) == {"head.bias"} | {name for name in named if name.endswith(".bias")}
 
 
 # ---- lss-ft

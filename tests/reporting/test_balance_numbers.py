@@ -162,7 +162,7 @@ def test_zero_shot_is_weighed_by_the_test_rows_of_its_classes(tmp_path: Path) ->
 
 def test_moments_are_those_of_the_balance_events_and_a_redone_round_counts_once(tmp_path: Path) -> None:
     def moment(round: int, tail: float) -> dict[str, Any]:
-        drift = {"kl": 0.2, "tkl": 0.1, "agreement": 0.9, "angle": None, "angles": []}
+        drift = {"kl": 0.2, "tkl": 0.1, "agreement": 0.9, "angle": None, "angles": [], "client_drift": 1.5}
         own = {"personal": [0.5, 0.7, None], "personal_right": [9, 0, 1, 0], "personal_rows": [10, 0, 2, 0]}
         return {"round": round, "per_class": [0.9, 0.6, tail, tail], **drift, **own}
 
@@ -174,7 +174,7 @@ def test_moments_are_those_of_the_balance_events_and_a_redone_round_counts_once(
     assert first.gm.overall == pytest.approx((0.9 + 0.6 + 0.5 + 0.5) / 4)
     assert first.pm is not None
     assert (first.pm.overall, first.pm.head, first.pm.mid, first.pm.tail) == (pytest.approx(0.6), 0.9, None, 0.5)
-    assert (last.kl, last.tkl, last.agreement, last.angle) == (0.2, 0.1, 0.9, None)
+    assert (last.kl, last.tkl, last.agreement, last.angle, last.client_drift) == (0.2, 0.1, 0.9, None, 1.5)
     assert balance.gm is balance.pm is None, "not finished"
 
 

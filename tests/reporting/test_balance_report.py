@@ -72,6 +72,7 @@ def tailed_run(
             "event": "balance", "round": t, "per_class": (NAMED + (after - NAMED) * t / rounds).tolist(),
             "kl": 0.3 * t / rounds, "tkl": 0.1 * t / rounds, "agreement": 1 - 0.4 * t / rounds,
             "angle": 90 + 40 * t / rounds * (method == "fedpurel") + seed, "angles": [],
+            "client_drift": 2.0 - t / rounds,
             "personal": [0.6 + 0.1 * t / rounds, None], "personal_right": right.tolist(), "personal_rows": own.tolist(),
         }
         for t in range(rounds + 1)
@@ -268,6 +269,7 @@ def test_one_run_has_all_its_figures(tmp_path: Path, drawn: dict[str, Axes]) -> 
         "Accuracy over the rounds",
         "Accuracy on tail classes over the rounds",
         "Angle between task and alignment gradient",
+        "Client drift",
         "Drift from zero-shot",
         "Agreement with zero-shot",
     ]
@@ -329,6 +331,7 @@ def test_rounds_are_drawn_for_both_models_with_zero_shot_and_90_degrees(tmp_path
     assert line(tail, "global model")[-1] - line(tail, "global model")[0] == pytest.approx(6.1)
     assert line(angle, "angle")[[0, -1]] == pytest.approx([91, 131])
     assert line(angle, "90°")[0] == 90
+    assert line(drawn["Client drift"], "drift")[[0, -1]] == pytest.approx([2, 1])
     drift = drawn["Drift from zero-shot"]
     assert (line(drift, "TKL")[-1], line(drift, "KL")[-1]) == (pytest.approx(0.1), pytest.approx(0.3))
     assert line(drawn["Agreement with zero-shot"], "agreement")[-1] == pytest.approx(60)
@@ -427,7 +430,7 @@ def test_every_measure_of_a_run(tmp_path: Path) -> None:
 def test_the_paper_stands_beside_a_laptop_s_split_and_its_own(tmp_path: Path) -> None:
     """The split has another name at each scale; alpha is what a claim asks for."""
     runs = []
-    for kind, source, column in (("dirichlet", "newsgroups20", "A"), ("pachinko", fedpurel.CIFAR100, "B")):
+    for kind, source, column in (("dirichlet", "newsgroups20", "A"), ("pachinko", f"hf:{fedpurel.CIFAR100[1]}", "B")):
         for alpha in (0.1, 1.0):
             run = tailed_run(tmp_path / f"{kind}{alpha}", alpha=alpha, gain=alpha / 10, personal=0.75)
             run.start["config"]["data"]["source"] = source
@@ -461,11 +464,20 @@ def test_recipes_on_a_laptop_have_runs_for_every_claim() -> None:
         if not name.startswith("fedpurel/"):
             continue
         plan = fk.recipes()[name].scales["laptop"]
-        made = [cell for grid in plan.grids for cell in grid.cells(plan.seeds)]
+        made = [
+            (grid.seeds or plan.seeds, cell) for grid in plan.grids for cell in grid.cells(grid.seeds or plan.seeds)
+        ]
         for claim in (claim for source in sources for claim in source.claims):
             alpha = claim.where["partition.alpha"]
-            mine = [c for c in made if str(c.method) == claim.method and c.experiment.partition.alpha == alpha]
-            assert len(mine) == len(plan.seeds), claim
+            tail = claim.where.get("shift.long_tail", 100.0)
+            mine = [
+                seeds
+                for seeds, cell in made
+                if (str(cell.method), cell.experiment.partition.alpha, cell.experiment.shift.long_tail)
+                == (claim.method, alpha, tail)
+            ]
+            assert mine, claim
+            assert len(mine) == len(mine[0]), claim
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_browser import SCREENS, Browser, browser, faults, write_run  # noqa: F401  a fixture
 from test_report import Page
@@ -16,7 +18,7 @@ from fedkeel.papers import PAPERS, RECIPES, comparison, ova_lp
 from fedkeel.papers.claims import Claim, Source
 from fedkeel.papers.measures import HEADLINE, METRICS, Ran, meets
 from fedkeel.papers.ova_lp import IID, NON_IID
-from fedkeel.reporting import canvas, grouping, html
+from fedkeel.reporting import averaged, canvas, grouping, html
 from fedkeel.runs.events import Record
 from fedkeel.runs.variant import Variant
 from fedkeel.study.grid import Cell
@@ -107,16 +109,18 @@ def test_table_2_is_whole() -> None:
 def test_at_the_paper_s_scale_every_claim_has_runs(name: str) -> None:
     """One run for each partition of the claim, and for a decline one to decline from."""
     plan = fk.recipes()[name].scales["paper"]
-    made: list[tuple[str, str, Cell]] = []
-    """method or what its models were personalised with, partition, cell"""
+    made: list[tuple[str, str, str, Cell]] = []
+    """federation, method or what its models were personalised with, partition, cell"""
     for grid in plan.grids:
         for cell in grid.cells(grid.seeds or plan.seeds):
             ways = [str(Variant.parse(text)) for text in grid.personal]
-            made += [(method, str(cell.partition), cell) for method in (str(cell.method), *ways)]
+            column = grid.column or grid.title
+            made += [(column, method, str(cell.partition), cell) for method in (str(cell.method), *ways)]
 
-    def made_for(claim: Claim, method: str, partition: str, cell: Cell, conditions: dict[str, Any]) -> bool:
+    def made_for(claim: Claim, _: str, method: str, partition: str, cell: Cell, conditions: dict[str, Any]) -> bool:
         config = cell.experiment.model_dump()
         values = {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+        values["dataset"] = cell.experiment.data.dataset
         values["pretrained"] = not config["data"]["encoder"].startswith("random:")
         named = method == claim.method and (not claim.partitions or partition in claim.partitions)
         return named and all(meets(values[key], wanted) for key, wanted in conditions.items())
@@ -126,8 +130,8 @@ def test_at_the_paper_s_scale_every_claim_has_runs(name: str) -> None:
         for claim in source.claims:
             assert claim.metric in METRICS
             for conditions in (claim.where, {**claim.where, **claim.against}):
-                found = [run for run in made if made_for(claim, *run, dict(conditions))]
-                assert len(found) == max(1, len(claim.partitions)) * len(plan.seeds), (claim, conditions)
+                found = Counter(run[0] for run in made if made_for(claim, *run, dict(conditions)))
+                assert set(found.values()) == {max(1, len(claim.partitions)) * len(plan.seeds)}, (claim, conditions)
 
 
 def test_every_recipe_of_the_paper_has_claims_and_every_claim_a_recipe() -> None:
@@ -259,7 +263,7 @@ def test_the_section_has_the_paper_s_column_ours_and_dashes(few: list[Ran]) -> N
     sources = RECIPES["ova-lp/ablation"]
     page = Page(comparison.section(PAPERS["ova-lp"], "Figure 3", sources, few))
     assert page.titles == ["Beside the paper: Figure 3"]
-    assert page.tags.count("svg") == 1
+    assert page.tags.count("svg") == 1 + 2, "bars, and averaged over the splits R(t) and accuracy"
     assert "arXiv 2511.05028" in page.text
     assert page.text.count("Ours: my data") >= 3
     for source in sources:
@@ -293,10 +297,77 @@ def test_every_figure_and_table_can_be_shown(name: str, few: list[Ran], monkeypa
     monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
     source: Source = SOURCES[name]
     page = comparison.section(PAPERS["ova-lp"], "", [source], few)
-    digits = METRICS[source.claims[0].metric].digits
-    assert f"{source.claims[0].value:.{digits}f}" in page
+    first = source.claims[0]
+    assert (first.printed or f"{first.value or 0:.{METRICS[first.metric].digits}f}") in page
     told = any(c.metric in HEADLINE for c in source.claims) and not source.wide  # of what was run, or as a whole
     assert (source.name in comparison.text([source], few)) is told
+
+
+def test_curves_are_means_over_the_splits_of_each_seed_that_has_finished_on_all(tmp_path: Path) -> None:
+    """Seed 0: (0.2 + 0.4) / 2 and (0.5 + 0.9) / 2. Seed 1 has one split only, seed 2 has not finished on the other."""
+    made = {("shard-1", 0): [0.2, 0.5], ("shard-2", 0): [0.4, 0.9], ("shard-1", 1): [0.9, 0.9], ("shard-1", 2): [0.1]}
+    pairs = [
+        (split, write_run(tmp_path / f"{split}{seed}", partition=split, seed=seed, curve=curve), None)
+        for (split, seed), curve in made.items()
+    ]
+    pairs.append(
+        ("shard-2", write_run(tmp_path / "cut", partition="shard-2", seed=2, curve=[0.3], finished=False), None)
+    )
+    found = averaged.means({"ova-lp": pairs}, "ova-lp", ("shard-1", "shard-2"), lambda run, _: run.accuracy_curve)
+    np.testing.assert_allclose(found, [[0.3, 0.7]])
+    assert averaged.accuracy_curves({"ova-lp": pairs}, ("shard-1", "zipf"), "x") is None, "no seed is whole"
+    picture = averaged.accuracy_curves({"ova-lp": pairs}, ("shard-1", "shard-2"), "my data")
+    assert picture is not None
+    assert picture.title == "Accuracy, averaged over 2 non-IID splits: my data"
+    assert ">with IID clients<" in picture.svg
+
+
+def test_curves_are_those_of_the_figure_s_methods(few: list[Ran]) -> None:
+    """Figure 7 has OvA-LP and its parts: scaffold, which was run besides, has no curve there."""
+    source = next(source for source in RECIPES["ova-lp/ablation"] if source.name == "Figure 7")
+    (picture,) = comparison.curves(source, few)
+    assert ">ova-lp<" in picture.svg
+    assert ">scaffold<" not in picture.svg
+    assert comparison.curves(RECIPES["ova-lp/noise"][0], few) == []
+    kept = comparison.curves(RECIPES["ova-lp/ablation"][0], few)[0]
+    assert kept.title.startswith("R(t)")
+    assert "100 = the IID run" in kept.note
+
+
+def test_bias_and_variance_are_means_over_the_rounds(tmp_path: Path) -> None:
+    """Biases 3 and 5; deviations sqrt(4) / 2 and sqrt(9) / 1; a round without a gradient has neither."""
+    (run,) = ran([write_run(tmp_path / "a", curve=[0.1, 0.2])])
+    assert METRICS["bias"].of(run) is METRICS["deviation"].of(run) is None
+    numbers = {"decision_bias": (3.0, 5.0, None), "variance": (4.0, 9.0, 1.0), "gradient": (2.0, 1.0, 0.0)}
+    run.record.drift.extend({name: values[k] for name, values in numbers.items()} for k in range(3))
+    assert (METRICS["bias"].of(run), METRICS["deviation"].of(run)) == (4.0, 2.0)
+    page = comparison.section(PAPERS["ova-lp"], "", [RECIPES["ova-lp/ablation"][1]], [run])
+    assert page.count('<td class="number">✓</td>') == 3
+    assert page.count('<td class="number">×</td>') == 3
+
+
+def test_how_a_dual_encoder_leaves_zero_shot_is_of_the_last_round_and_client_drift_of_all(tmp_path: Path) -> None:
+    """A round in which nobody would step has no client drift; the paper's word stands where it has no number."""
+    balanced, tailed = (write_run(tmp_path / name, "promptfl", "dirichlet", curve=[0.1]) for name in ("b", "t"))
+    for run, tail in ((balanced, 1.0), (tailed, 100.0)):
+        run.start["config"]["shift"]["long_tail"] = tail
+        run.start["config"]["partition"]["alpha"] = 1
+        run.start["config"]["data"]["source"] = "newsgroups20"
+        classes = len(run.start["data"]["classes"])
+        for round, (kl, drift) in enumerate(((0.1, 4.0), (0.3 * tail, None), (0.5 * tail, 2.0))):
+            run.balance.append(
+                {"round": round, "per_class": [0.5] * classes, "kl": kl, "tkl": 0.2, "client_drift": drift}
+            )
+    runs = ran([balanced, tailed])
+    assert (METRICS["kl"].of(runs[0]), METRICS["tkl"].of(runs[0]), METRICS["client_drift"].of(runs[0])) == (
+        0.5,
+        0.2,
+        3.0,
+    )
+    source = next(source for source in RECIPES["fedpurel/tkl"] if source.name == "Section D")
+    page = comparison.section(PAPERS["fedpurel"], "", [source], runs)
+    for cell in ("large", "0.500", "50.000", "balanced", "long tail"):
+        assert f">{cell}</" in page
 
 
 def test_methods_are_compared_one_setting_after_the_other(few: list[Ran]) -> None:

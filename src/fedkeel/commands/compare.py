@@ -49,15 +49,19 @@ def compare(
     build({}, base=shared(given(config)), where=str(config))  # mistakes are told with where they were made
     build({}, base=shared(base), where="--set")
     grid = cells(base, methods, partitions, seeds)
-    results = carry_out_all(grid, folder, watch, pages=True, pace=Pace(open_runs(grid, folder)))
+    results = carry_out_all(grid, folder, watch, pages=True, pace=Pace(map(job, open_runs(grid, folder))))
     watch.notice(DRAWING)
     build_page(_in_folder(folder, [result.record for result in results], watch), folder / REPORT, watch)
     return results
 
 
-def open_runs(grid: Sequence[Cell], folder: Path) -> list[Job]:
-    """What is still to be done of a grid."""
-    return [("run", str(cell.method)) for cell in grid if not (folder / cell.label / SUMMARY).exists()]
+def open_runs(grid: Sequence[Cell], folder: Path) -> list[Cell]:
+    """The cells of a grid that are still to be done."""
+    return [cell for cell in grid if not (folder / cell.label / SUMMARY).exists()]
+
+
+def job(cell: Cell) -> Job:
+    return "run", str(cell.method)
 
 
 def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool, pace: Pace) -> list[Result]:
@@ -73,7 +77,7 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool,
     _must_be_of_now(grid, folder, rows)
     results = []
     for number, cell in enumerate(grid, 1):
-        kept, job = finished(folder / cell.label), ("run", str(cell.method))
+        kept = finished(folder / cell.label)
         if not kept:
             watch.begun(number, len(grid), cell.label)
             pace.begun()
@@ -83,7 +87,7 @@ def carry_out_all(grid: Sequence[Cell], folder: Path, watch: Watch, pages: bool,
         except Stopped:
             raise Stopped(f"stopped in {cell.label}: the same command continues there") from None
         if not kept:
-            pace.ended(job)
+            pace.ended(job(cell))
         outcome = f"{cell.label}: {100 * result.accuracy:.2f} %{', kept' if kept else ''}"
         watch.ended(number, len(grid), outcome, pace.left())
         results.append(result)

@@ -37,6 +37,10 @@ class Pace:
         self._took[job].append(monotonic() - self._began)
         self._open[job] -= 1
 
+    def without(self, jobs: Iterable[Job]) -> None:
+        """Jobs that will not be done after all."""
+        self._open.subtract(jobs)
+
     def left(self) -> str:
         """How long it takes to do what is open, as far as anything like it was done; nothing if all is unknown."""
         known, unknown = 0.0, 0

@@ -15,6 +15,8 @@ from fedkeel.personal.models import personalize as make_personal
 from fedkeel.personal.models import with_settings
 from fedkeel.personal.plan import Wish, usual
 from fedkeel.runs import events
+from fedkeel.runs.config import Experiment
+from fedkeel.runs.federation import Federation, assemble
 from fedkeel.runs.folder import stored
 from fedkeel.runs.model import Model
 from fedkeel.runs.variant import Variant
@@ -50,9 +52,12 @@ def personalize(
         watch.notice(why)
     variant = with_settings(Variant.parse(method), texts)
     wish = Wish.of(method, texts, clients, engine)
+
+    def federation(experiment: Experiment) -> Federation:
+        return assemble(experiment, load(experiment.data, notice=watch.notice), watch)
+
     try:
-        dataset = load(experiment.data, notice=watch.notice)
-        record = make_personal(folder, variant, dataset, wish, watch)
+        record = make_personal(folder, variant, federation, wish, watch)
     except KeyboardInterrupt:
         raise Stopped(f"stopped: {wish.command(folder)} continues") from None
     if page:

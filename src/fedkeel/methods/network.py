@@ -41,6 +41,11 @@ class NetworkModel:
         """Of rows to be encoded, or of features."""
         return self.head(tree, self._features(tree, x))
 
+    def judged(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
+        """Logits of a batch by a model that is not trained on it: no gradient, batch norms as they are."""
+        with torch.no_grad():
+            return self.logits(tree, x if isinstance(x, torch.Tensor) else x.following(False))
+
     def predict(self, tree: Tree, x: Tensor | Inputs) -> Tensor:
         """Logits of many rows."""
         return torch.cat([self.logits(tree, x[i : i + self.part]) for i in range(0, len(x), self.part)])

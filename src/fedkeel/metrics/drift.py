@@ -26,8 +26,9 @@ training softmax and one-vs-all have the same.
 
 Our choices: these are gradients of the loss, before any correction that a method makes to them (``adjust``), for that
 is what a correction works against. Where a phase draws a number u for each row (OvA-LP keeps a positive if u is below
-the kept fraction), every row counts with ``LEVELS`` evenly spaced numbers: the expectation over the draw, exact for
-fractions in whole per cent. IID clients have a local bias too, |b_i|^2 of about v_i / n_i: the luck of the draw.
+the kept fraction), every row counts with so many evenly spaced numbers as the method says (``levels``): the expectation
+over the draw, exact for fractions in whole per cent. IID clients have a local bias too, |b_i|^2 of about v_i / n_i: the
+luck of the draw.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from fedkeel.engines.sites import Sites
 
 Mine = Callable[[int], Tree]
-LEVELS = 100
 ROOM = 2**22
 """Residuals in memory at once."""
 ROUNDING = 1e-12
@@ -189,8 +189,8 @@ class _Gradients:
         mine = self.mine(client)
         visit = Visit(going_down(self.state, phase), mine, phase, self.round, sites.counts[client], per_client)
         head = self.method.begin(visit)
-        levels = (torch.arange(LEVELS) + 0.5) / LEVELS if phase.draws else torch.zeros(1)
-        copies = len(levels)
+        copies = self.method.levels if phase.draws else 1
+        levels = (torch.arange(copies) + 0.5) / copies
         stacked = replace(visit, mine=_copied(mine, copies), per_client=_copied(per_client, copies),
                           counts=visit.counts.expand(copies, -1))  # fmt: skip
         features, owned = sites.x.tensor, sites.rows(client)

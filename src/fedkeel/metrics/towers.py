@@ -5,23 +5,26 @@ All of it is a simulation's privilege: it looks at rows of clients and at test r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedkeel.core.method import State
-from fedkeel.core.tree import Tensor, Tree
-from fedkeel.engines.base import schedule
+from fedkeel.core.method import Batch, Phase, State, Visit
+from fedkeel.core.tree import STATS, Tensor, Tree, select
+from fedkeel.engines.base import going_down, schedule
 from fedkeel.engines.sites import Sites
 from fedkeel.methods.dual.alignment import divergence, pull
-from fedkeel.methods.dual.base import PART, DualTuned
+from fedkeel.methods.dual.base import PART, PEFT, DualTuned
 from fedkeel.metrics.accuracy import Evaluation, TestSets
 from fedkeel.models.losses import softmax_rows
 
 MOST_ANGLES = 10
 """Clients whose gradients are compared after a round."""
+Mine = Callable[[int], Tree]
+"""What a client keeps for itself."""
 
 
 @dataclass(frozen=True)
@@ -118,20 +121,48 @@ def balance(method: DualTuned, sites: Sites, state: State, round: int, tests: Te
 
 def angles(method: DualTuned, sites: Sites, state: State, round: int) -> list[float]:
     """Of clients with rows, on the first batch of what the next round would train; none where a gradient is zero."""
+    found = (between(method, state, x, y) for _, _, x, y in _first_batches(method, sites, round))
+    return [angle for angle in found if angle is not None]
+
+
+def _first_batches(method: DualTuned, sites: Sites, round: int) -> Iterator[tuple[int, Phase, Any, Tensor]]:
+    """Of some clients with rows, what the next round begins with: client, phase, rows and labels."""
     phases = method.plan(min(round + 1, method.rounds))
     if not phases:
-        return []
+        return
     able = np.flatnonzero(sites.owned.sizes)
     some = able[np.linspace(0, len(able) - 1, min(MOST_ANGLES, len(able))).astype(int)]
-    found = []
     for client in some.tolist():
         x, y = sites.train.of(client)
         picked, _ = next(schedule(sites.seed, sites.names[client], len(y), round + 1, phases[0]))
         first = torch.from_numpy(picked)
-        angle = between(method, state, x.pick(first).read(), y[first])
-        if angle is not None:
-            found.append(angle)
-    return found
+        yield client, phases[0], x.pick(first).read(), y[first]
+
+
+def client_drift(method: DualTuned, sites: Sites, state: State, round: int, mine: Mine) -> float | None:
+    """How far the clients' steps on the shared module pull apart: the root of the mean of |g_k - g|^2 over |g|, with
+    g_k what client k would step along on the first batch of the next round, purified where the method purifies, and g
+    the mean of these. None where nobody would step.
+
+    FedPuReL's supplement says that purification lowers client drift (Section E); how that was measured is in the part
+    of the paper that could not be had, so this is our reading: that of OvA-LP's local bias.
+    """
+    steps = []
+    for client, phase, x, y in _first_batches(method, sites, round):
+        visit = Visit(going_down(state, phase), mine(client), phase, round + 1, sites.counts[client])
+        params = {
+            name: value.clone().requires_grad_(not name.startswith(STATS))
+            for name, value in method.begin(visit).items()
+        }
+        weight = torch.full((len(y),), 1 / len(y))
+        grads = method.gradients(params, Batch(x, y, weight, torch.empty(0)), visit)
+        steps.append(_as_one(tuple(select(grads, (PEFT,)).values())))
+    if not steps or not steps[0].numel():
+        return None
+    stacked = torch.stack(steps)
+    common = stacked.mean(0)
+    apart = (stacked - common).square().sum(1).mean().sqrt()
+    return float(apart / common.norm()) if common.norm() > 0 else None
 
 
 def between(method: DualTuned, state: State, x: Any, y: Tensor) -> float | None:

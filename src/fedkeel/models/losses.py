@@ -25,13 +25,13 @@ def softmax_residual(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(-1).scatter_add_(-1, labels.unsqueeze(-1), logits.new_full((*labels.shape, 1), -1.0))
 
 
-def binary_rows(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+def binary_rows(logits: Tensor, labels: Tensor, keep: Tensor | float = 1.0) -> Tensor:
     """Sum over classes c of -log q_y for c = y and -log(1 - q_c) otherwise, q = sigmoid(z), over the kept entries."""
     entries = torch.nn.functional.binary_cross_entropy_with_logits(logits, one_hot(logits, labels), reduction="none")
     return (entries * keep).sum(-1)
 
 
-def binary_residual(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+def binary_residual(logits: Tensor, labels: Tensor, keep: Tensor | float = 1.0) -> Tensor:
     """(q_c - 1[y = c]) on the kept entries."""
     ones = logits.new_full((*labels.shape, 1), -1.0)
     return logits.sigmoid().scatter_add_(-1, labels.unsqueeze(-1), ones).mul_(keep)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedkeel.core.errors import FedkeelError
+from fedkeel.core.errors import FedkeelError, Missing
 from fedkeel.data.dataset import Kind
 from fedkeel.data.files import digest, file_sha256, folder_or_id, known_sha256
 from fedkeel.data.images import open_image
@@ -87,7 +87,7 @@ def _fetch(reference: str) -> Path:
         return Path(snapshot_download(reference, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # not found, gated, unreachable: all end the same way for the user
         reason = type(error).__name__
-        raise FedkeelError(
+        raise Missing(
             f"encoder hf:{reference} cannot be fetched from the hub ({reason}): check the id and the network, "
             f"or give a folder that save_pretrained has written: hf:FOLDER"
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,33 @@ class Claim:
     """
 
     metric: str
-    """a key of ``beside.METRICS``"""
-    value: float
+    """a key of ``measures.METRICS``"""
+    value: float | None
+    """None: the paper has no number, but perhaps a mark, ``printed``"""
     std: float | None = None
     method: str = field(kw_only=True)
     """as a recipe writes it; of a number of personal models what they were made with"""
     partitions: tuple[str, ...] = field(kw_only=True)
     where: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """dotted keys that a run must have to be set beside it; a tuple: any of these values"""
+    """dotted keys that a run must have to be set beside it, or ``dataset``; a tuple: any of these values"""
     setting: str = field(default="", kw_only=True)
     """the same in words"""
     against: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """decline: the dotted keys in which the reference run differs"""
     called: str = field(default="", kw_only=True)
     """what the method is called in this claim, where that is not its name"""
+    printed: str = field(default="", kw_only=True)
+    """what the paper has instead of a number, such as ✓"""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Curves of a figure: of each method the mean over some partitions round by round, beside the IID run."""
+
+    what: Literal["retained", "accuracy"]
+    methods: tuple[str, ...]
+    """as a recipe writes them"""
+    partitions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,3 +77,5 @@ class Source:
     """a bar plot: what its bars differ in, "method", "partition" or a dotted key"""
     wide: bool = False
     """a table whose columns are metrics"""
+    averaged: Averaged | None = None
+    """curves that are drawn of our runs"""

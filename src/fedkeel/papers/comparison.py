@@ -13,7 +13,7 @@ from fedkeel.core.wrap import wrapped
 from fedkeel.metrics.convergence import decline_rate
 from fedkeel.papers.claims import Claim, Paper, Source
 from fedkeel.papers.measures import HEADLINE, METRICS, Ran
-from fedkeel.reporting import canvas
+from fedkeel.reporting import averaged, canvas
 from fedkeel.reporting.canvas import INK, MUTED, Picture
 from fedkeel.reporting.columns import columns as as_columns
 from fedkeel.reporting.render import render
@@ -106,15 +106,32 @@ def _further(source: Source, runs: Sequence[Ran]) -> list[Claim]:
 def section(paper: Paper, name: str, sources: Sequence[Source], runs: Sequence[Ran], warning: str = "") -> Markup:
     """The part of a page that holds the paper's numbers next to ours, after a warning if there is one."""
     heads = columns(runs)
-    averaged = any(len(claim.partitions) > 1 for source in sources for claim in source.claims)
+    several = any(len(claim.partitions) > 1 for source in sources for claim in source.claims)
     shown = []
     for source in sources:
         found = lines(source, runs)
         table = None if not found else _wide(found, heads) if source.wide else _table(found, heads)
         drawn = None if source.by is None else bars(source, found, heads)
-        shown.append({"source": source, "table": table, "bars": drawn})
-    values = {"nothing": NOTHING, "averaged": averaged, "sources": shown, "settings": _settings(paper, runs, heads)}
+        shown.append({"source": source, "table": table, "bars": drawn, "curves": curves(source, runs)})
+    values = {"nothing": NOTHING, "averaged": several, "sources": shown, "settings": _settings(paper, runs, heads)}
     return render("beside.html", "fedkeel.papers", paper=paper, name=name, warning=warning, **values)
+
+
+def curves(source: Source, runs: Sequence[Ran]) -> list[Picture]:
+    """Ours round by round as the figure has them, one picture for each federation."""
+    figure = source.averaged
+    if figure is None:
+        return []
+    pictures = []
+    for head in columns(runs):
+        mine = [ran for ran in runs if ran.column == head]
+        by_method = {
+            name.replace(":", ", "): [(ran.partition, ran.record, ran.twin) for ran in mine if ran.method == name]
+            for name in figure.methods
+        }
+        draw = averaged.retained_curves if figure.what == "retained" else averaged.accuracy_curves
+        pictures.append(draw(by_method, figure.partitions, head))
+    return [picture for picture in pictures if picture]
 
 
 def text(sources: Sequence[Source], runs: Sequence[Ran], width: int | None = None) -> str:
@@ -154,8 +171,8 @@ def _wide(found: Sequence[Line], heads: Sequence[str]) -> Table:
         mine = [line for line in found if line.claim.metric == metric]
         for row, line in zip(rows, mine, strict=True):
             ours = [line.ours[k] for k in ran]
-            numbers = [(line.paper, line.claim.std), *((o.mean, o.std) if o else (None, None) for o in ours)]
-            row += [format_spread(mean, std, METRICS[metric].digits) for mean, std in numbers]
+            digits = METRICS[metric].digits
+            row += [_printed(line, digits), *(format_spread(o.mean, o.std, digits) if o else NOTHING for o in ours)]
     named = [f"Ours: {heads[k]}" for k in ran]
     alone = named[0] if len(named) == 1 else ""  # one name is said once
     head = [*words, *["Paper", *(["Ours"] if alone else named)] * len(metrics)]
@@ -179,10 +196,15 @@ def _cells(
     rows = []
     for k, line in enumerate(found):
         digits = METRICS[line.claim.metric].digits
-        paper = format_spread(line.paper, line.claim.std, 0 if line.claim.metric == "acc95" else digits)
+        paper = _printed(line, 0 if line.claim.metric == "acc95" else digits)
         ours = [format_spread(o.mean, o.std, digits) if o else NOTHING for o in line.ours]
         rows.append([*(column[k] or NOTHING for column in words.values()), paper, *ours])
     return [*words, "Paper", *(f"Ours: {head}" for head in heads)], rows
+
+
+def _printed(line: Line, digits: int) -> str:
+    """The paper's number, or what it has instead."""
+    return line.claim.printed or format_spread(line.paper, line.claim.std, digits)
 
 
 def _method(claim: Claim) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedkeel.data.sources.base import Source
 from fedkeel.reporting.balance_numbers import GROUPS, Balance
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import summary_row
@@ -32,12 +34,16 @@ class Ran:
     partition: str
     record: Record
     twin: Record | None
+    dataset: str | None = None
+    """what the recipe calls its dataset, wherever that lies; by default what its source says"""
 
     def has(self, conditions: Mapping[str, Any]) -> bool:
         return all(meets(self.value(key), wanted) for key, wanted in conditions.items())
 
     def value(self, key: str) -> Any:
-        """Of a dotted key of its configuration; ``pretrained``: does its encoder have its trained weights?"""
+        """Of a dotted key of its configuration, or its dataset; ``pretrained``: has its encoder its trained weights?"""
+        if key == "dataset":
+            return self.dataset or Source.of(source=self.value("data.source")).dataset
         if key == "pretrained":
             return not str(self.value("data.encoder")).startswith("random:")
         section, _, name = key.partition(".")
@@ -55,7 +61,8 @@ class Ran:
         done = {record.folder.name: record for record in personalised(self.record.folder)}
         variants = [(Variant.parse(text).label, str(Variant.parse(name)))
                     for text, name in zip(strategies, called or strategies, strict=True)]  # fmt: skip
-        return [Ran(self.column, name, self.partition, done[label], None) for label, name in variants if label in done]
+        found = [(name, done[label]) for label, name in variants if label in done]
+        return [replace(self, method=name, record=record, twin=None) for name, record in found]
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,21 @@ def _geometry(name: str, over: str | None = None) -> Callable[[Ran], float | Non
     return value
 
 
+def _drift(value: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Ran], float | None]:
+    """Mean over the rounds of a number of each event of drift."""
+
+    def mean(ran: Ran) -> float | None:
+        found = [number for event in ran.record.drift if (number := value(event)) is not None]
+        return statistics.fmean(found) if found else None
+
+    return mean
+
+
+def _deviation(event: Mapping[str, Any]) -> float | None:
+    """The deviation of the averaged gradient over the length of the common one."""
+    return float(event["variance"] ** 0.5 / event["gradient"]) if event["gradient"] else None
+
+
 def _personal(name: str) -> Callable[[Ran], float | None]:
     """One of the numbers of ``Personal``, in percent."""
 
@@ -130,6 +152,20 @@ def _balance(model: str, what: str) -> Callable[[Ran], float | None]:
     return value
 
 
+def _moment(name: str, over: Callable[[Sequence[float]], float]) -> Callable[[Ran], float | None]:
+    """Of how a dual encoder leaves zero-shot: over the rounds one of the numbers of ``Moment``."""
+
+    def value(ran: Ran) -> float | None:
+        found = [number for moment in Balance.of(ran.record).moments if (number := getattr(moment, name)) is not None]
+        return float(over(found)) if found else None
+
+    return value
+
+
+def _last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
 METRICS: dict[str, Metric] = {
     "retained": Metric("R(final), %", 1, lambda ran: ran.row["retained"]),
     "accuracy": Metric("Accuracy, %", 2, _scaled("accuracy", 100)),
@@ -143,6 +179,8 @@ METRICS: dict[str, Metric] = {
     "client_kb": Metric("Up per round, one client, KB", 2, _sent(False, True, KB)),
     "client_mb": Metric("Up per round, one client, MB", 4, _sent(False, True, MB)),
     "server_mb": Metric("Up per round, all clients, MB", 2, _sent(False, False, MB)),
+    "bias": Metric("Label bias, lengths", 2, _drift(lambda event: event["decision_bias"])),
+    "deviation": Metric("Variance, lengths", 2, _drift(_deviation)),
     "alignment": Metric("Alignment", 3, _geometry("alignment")),
     "intra": Metric("Intra, squared", 3, _geometry("intra")),
     "inter": Metric("Inter, squared", 3, _geometry("inter")),
@@ -159,6 +197,9 @@ METRICS: dict[str, Metric] = {
     "pm": Metric("PM, %", 2, _balance("pm", "overall")),
     **{f"{m}_{g}": Metric(f"{m.upper()}, {g}, %", 2, _balance(m, g)) for m in ("gm", "pm") for g in GROUPS},
     "gm_balance": Metric("GM, balancedness, %", 2, _balance("gm", "beta")),
+    "kl": Metric("KL from zero-shot, nats", 3, _moment("kl", _last)),
+    "tkl": Metric("TKL from zero-shot, nats", 3, _moment("tkl", _last)),
+    "client_drift": Metric("Client drift, lengths", 2, _moment("client_drift", statistics.fmean)),
     "pm_balance": Metric("PM, balancedness, %", 2, _balance("pm", "beta")),
 }
 HEADLINE = {"retained", "accuracy", "decline", "alignment", "intra_distance", "inter_distance", "ratio_distance"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
@@ -26,16 +26,15 @@ from fedkeel.core.method import settings
 from fedkeel.core.pulse import heard
 from fedkeel.core.tree import digest
 from fedkeel.core.watch import Progress, Watch
-from fedkeel.data.dataset import Dataset
 from fedkeel.engines.threads import Places, in_parallel
 from fedkeel.methods.dual.base import dual_of
 from fedkeel.models.backbone import Backbone
 from fedkeel.personal.plan import Wish, outline, rows_to_read, unfinished
 from fedkeel.personal.strategy import STRATEGIES, Strategy
 from fedkeel.personal.work import Work
-from fedkeel.runs.config import assignment, checked, nested
+from fedkeel.runs.config import Experiment, assignment, checked, nested
 from fedkeel.runs.events import EVENTS, PERSONAL, Log, Record, personalised, read
-from fedkeel.runs.federation import assemble
+from fedkeel.runs.federation import Federation
 from fedkeel.runs.folder import CONFIG, sealed, sealed_text, stored
 from fedkeel.runs.model import CLIENTS, Model, client_file, load_client, makes_clients
 from fedkeel.runs.opening import same_rows
@@ -83,14 +82,19 @@ def strategy_of(variant: Variant, run: Model, where: str = "--set") -> Strategy:
     return strategy.on(run.method)
 
 
-def personalize(run: Path, variant: Variant, dataset: Dataset, wish: Wish, watch: Watch) -> Record:
-    """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``."""
+def personalize(
+    run: Path, variant: Variant, rows: Callable[[Experiment], Federation], wish: Wish, watch: Watch
+) -> Record:
+    """Personalise the run in a folder, or go on with it; gives the record in ``RUN/personal/LABEL``.
+
+    ``rows`` gives the clients with their rows: all of a simulation, or a real site alone.
+    """
     if wish.engine not in ENGINES:
         raise unknown("engine", wish.engine, ENGINES)
     experiment, model = stored(run), Model.of(run)
     torch.set_num_threads(experiment.run.threads or os.cpu_count() or 1)
     strategy = strategy_of(variant, model)
-    federation = assemble(experiment, dataset, watch)
+    federation = rows(experiment)
     if federation.manifest.hash != read(run).start["data"]["manifest"]:
         raise FedkeelError(f"{run}: the data are not those that the run was trained on; restore them, or run again")
     used = federation.rows
@@ -105,8 +109,8 @@ def personalize(run: Path, variant: Variant, dataset: Dataset, wish: Wish, watch
     work = Work.on(strategy, model, federation, experiment)
     if reopened and not work.reads_as(federation):
         watch.notice(
-            f"{dataset.name} keeps less of its rows than its features were made of, so the global model is worse on "
-            "what the encoder reads here than it was in the run; the record has both"
+            f"{federation.dataset.name} keeps less of its rows than its features were made of, so the global model is "
+            "worse on what the encoder reads here than it was in the run; the record has both"
         )
     chosen = work.chosen(wish.only, watch)
     folder = run / PERSONAL / variant.label
@@ -137,7 +141,8 @@ def _make(work: Work, chosen: Sequence[int], wish: Wish, known: Record, log: Log
     def personalise(place: Work, client: int) -> dict[str, Any]:
         return place.personalise(client, ENGINES[wish.engine](place.sites), files[client])
 
-    with heard(progress.add), closing(in_parallel(personalise, left, Places(work, work.twin))) as made:
+    everybody = len(work.sites.names)
+    with heard(progress.add), closing(in_parallel(personalise, left, Places(work, work.twin), everybody)) as made:
         if known.personal_test is None:
             log.write("personal_test", **work.test())
         for number, event in enumerate(made, len(chosen) - len(left) + 1):

@@ -92,6 +92,8 @@ class Moment:
     """share of the test rows that the model calls as zero-shot does"""
     angle: Number
     """mean angle in degrees between the gradients of task and alignment, before any projection"""
+    client_drift: Number
+    """how far the clients' steps pull apart, in lengths of their mean"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +133,7 @@ class Balance:
             gm = scores(event["per_class"])
             assert gm is not None
             pm = scores(_shares(event), _mean(np.array(event.get("personal") or [], dtype=float)))
-            drift = (event.get(key) for key in ("kl", "tkl", "agreement", "angle"))
+            drift = (event.get(key) for key in ("kl", "tkl", "agreement", "angle", "client_drift"))
             return Moment(event["round"], gm, pm, *drift)
 
         named, right, branch = end.get("per_class", []), end.get("personal_right"), end.get("by_global")

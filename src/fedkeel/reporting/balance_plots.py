@@ -194,12 +194,15 @@ def rounds(served: Sequence[Served], look: Look, where: str) -> list[Picture]:
     angle = (
         "before any projection, mean over one batch of each of the clients; above 90° the task works against zero-shot"
     )
+    step = "steps on the shared module, on one batch of each of the clients, after projection where there is one"
     return [
         *draw("Accuracy over the rounds", "accuracy, %", _both("overall"), _reference(served, "overall")),
         *draw("Accuracy on tail classes over the rounds", "accuracy, mean over the tail classes, %", _both("tail"),
               _reference(served, "tail")),
         *draw("Angle between task and alignment gradient", "angle, degrees", {"angle": (lambda m: m.angle, angle)},
               ("90°", 90.0)),
+        *draw("Client drift", "deviation of the clients' steps, in lengths of their mean",
+              {"drift": (lambda m: m.client_drift, step)}),
         *draw("Drift from zero-shot", "divergence of the global model, nats",
               {"TKL": (lambda m: m.tkl, same), "KL": (lambda m: m.kl, f"KL, {away}")}),
         *draw("Agreement with zero-shot", "test rows, %",

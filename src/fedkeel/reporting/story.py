@@ -138,6 +138,8 @@ def _lead(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, str]:
     facts += f", {data['dim']:,} features" if data.get("dim") else ""
     if data.get("mean_energy") is not None:
         facts += f", {100 * data['mean_energy']:.0f} % of the features' energy in their common mean"
+    if any(record.start.get("insecure") for record in records):
+        facts += "; run with --insecure, without TLS: whoever listened could read all that was sent"
     only = "" if len(set(sources(records))) == 1 else f"{data['source']}: "
     return sentence, only + facts
 
@@ -202,8 +204,9 @@ def _results_note(rows: Sequence[dict[str, Any]], records: Sequence[Record]) -> 
 
 
 def _how_to_get_r(found: Sequence[Group]) -> str:
-    """How to get R(t), where no run has an IID twin."""
-    if any(twin for group in found for _, twin in group.shown):
+    """How to get R(t), where no run has an IID twin; real sites cannot have one."""
+    shown = [pair for group in found for pair in group.shown]
+    if any(twin for _, twin in shown) or any(run.start.get("contract") for run, _ in shown):
         return ""
     methods = ",".join(dict.fromkeys(group.runs[0].method for group in found))
     kinds = [kind for kind in dict.fromkeys(group.runs[0].partition for group in found) if kind != IID]

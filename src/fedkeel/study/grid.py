@@ -47,11 +47,13 @@ def cells(
     seeds: Sequence[int],
     vary: Mapping[str, Sequence[Any]] | None = None,
     iid: Mapping[str, Any] | None = None,
+    follow: Mapping[str, str] | None = None,
 ) -> list[Cell]:
     """The cells of a grid in the order in which they run: the IID ones first, the others are set against them.
 
     A setting that only some of the methods or of the partitions have goes to those. ``vary`` adds an axis: each of its
-    keys takes each of its values. On the IID partition the keys in ``iid`` keep the values given there.
+    keys takes each of its values. On the IID partition the keys in ``iid`` keep the values given there. The keys in
+    ``follow`` have the value of the key named there.
     """
     for what, given in (("methods", methods), ("partitions", partitions), ("seeds", seeds)):
         if not given:
@@ -72,6 +74,7 @@ def cells(
             }
             point = {**dict(along), **(iid or {})} if split.name == IID else dict(along)
             dotted = {f"{name}.{key}" for name, keys in alien.items() for key in keys}
+            point |= {key: _said(base, point, other) for key, other in (follow or {}).items()}
             point = {key: value for key, value in point.items() if key not in dotted}
             cell = Cell(_experiment({**base, **own}, method, split, point, seed), method, split, point)
             found.setdefault(cell.label, cell)
@@ -85,6 +88,12 @@ def shared(base: Said) -> Said:
     if isinstance(split, Mapping):
         split = {key: value for key, value in split.items() if key not in some}
     return {**base, "method": {}, "partition": split}
+
+
+def _said(base: Said, point: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, on an axis or where all cells have the same."""
+    section, _, name = key.partition(".")
+    return point[key] if key in point else (base.get(section) or {}).get(name)
 
 
 def _of_others(known: Mapping[str, type[BaseModel]], all: Sequence[Variant], one: Variant) -> set[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fedkeel.runs.config import assignment
+from fedkeel.runs.variant import Variant
 from fedkeel.study.grid import Cell
 from fedkeel.study.recipe import SECTIONS, Grid
 
@@ -22,24 +23,51 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Asked:
-    """A grid of a recipe, its cells as they will run, and in which keys they are not the recipe's."""
+    """A grid of a recipe, its cells as they will run, and in which keys they are not the recipe's.
+
+    Where its data lie is no such key: runs on the same dataset in another place are the recipe's.
+    """
 
     grid: Grid
     cells: Sequence[Cell]
+    named: Sequence[Cell]
+    """the same with their data where the recipe has them: by these they are called"""
+    strategies: Sequence[Variant]
+    """what their runs are personalised with"""
     changes: Mapping[str, tuple[list[str], list[str]]]
     """the values that a key has now, and those of the recipe"""
 
     @classmethod
-    def of(cls, grid: Grid, seeds: Sequence[int], to_runs: Sequence[str], to_models: Sequence[str]) -> Asked:
-        cells = grid.cells(seeds, to_runs)
-        plain = grid.cells(seeds) if to_runs else cells
+    def of(
+        cls,
+        grid: Grid,
+        seeds: Sequence[int],
+        to_runs: Sequence[str],
+        to_models: Sequence[str],
+        places: Mapping[str, str] | None = None,
+    ) -> Asked:
+        """``places`` are those of datasets that lie elsewhere than the recipe has them, by name."""
+        named = grid.cells(seeds, to_runs)
+        cells = grid.at(places).cells(seeds, to_runs) if places else named
+        plain = grid.cells(seeds) if to_runs else named
         keys = dict.fromkeys(key for key, _ in map(assignment, to_runs) if key not in IDLE)
-        found = {key: (_values(cells, key), _values(plain, key)) for key in keys}
+        found = {key: (_values(named, key), _values(plain, key)) for key in keys}
         for key, value in map(assignment, to_models):
             before, after = (_personal(grid, texts, key) for texts in ((), to_models))
             if before != after:
                 found[key] = ([_text(value)], before)
-        return cls(grid, cells, {key: values for key, values in found.items() if values[0] != values[1]})
+        changes = {key: values for key, values in found.items() if values[0] != values[1]}
+        return cls(grid, cells, named, grid.strategies(to_models), changes)
+
+    @property
+    def datasets(self) -> list[str]:
+        """Of each cell what its dataset is called."""
+        return [cell.experiment.data.dataset for cell in self.named]
+
+    def only(self, labels: Container[str]) -> Asked:
+        """The same without its other cells."""
+        cells, named = ([cell for cell in some if cell.label in labels] for some in (self.cells, self.named))
+        return replace(self, cells=cells, named=named)
 
 
 def titles(asked: Sequence[Asked]) -> list[str]:
@@ -76,7 +104,7 @@ def changed(asked: Sequence[Asked]) -> str:
 
 def _label(grids: Sequence[Asked]) -> str:
     """Source and encoder."""
-    cells = [cell for one in grids for cell in one.cells]
+    cells = [cell for one in grids for cell in one.named]
     sources, encoders = (_either(_values(cells, key)) for key in NAMED)
     return sources if encoders in UNNAMED else f"{sources} with {encoders}"
 

@@ -6,7 +6,7 @@ A recipe is a TOML file in ``recipes/`` of this package, which its folder and na
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, Self
@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedkeel.core.errors import FedkeelError, unknown
 from fedkeel.core.settings import Section
+from fedkeel.data.sources.base import Source
 from fedkeel.personal.strategy import STRATEGIES
 from fedkeel.runs.config import assignment, build, checked, given, laid, nested
 from fedkeel.runs.variant import Variant
@@ -42,6 +43,8 @@ class Grid(Section):
     """instead of the scale's"""
     iid: dict[str, Any] = Field(default_factory=dict)
     """dotted keys of ``vary`` that have one value on the iid partition: that of the run R is taken against"""
+    follow: dict[str, str] = Field(default_factory=dict)
+    """dotted keys that have the value of another one: co-teaching forgets as many rows as are labelled wrongly"""
     data: dict[str, Any] = Field(default_factory=dict)
     shift: dict[str, Any] = Field(default_factory=dict)
     partition: dict[str, Any] = Field(default_factory=dict)
@@ -58,7 +61,21 @@ class Grid(Section):
         taken = {text.partition("=")[0].strip() for text in texts}
         vary = {key: values for key, values in self.vary.items() if key not in taken}
         iid = {key: value for key, value in self.iid.items() if key not in taken}
-        return cells(said, self.methods, self.partitions, seeds, vary, iid)
+        follow = {key: other for key, other in self.follow.items() if key not in taken}
+        return cells(said, self.methods, self.partitions, seeds, vary, iid, follow)
+
+    @property
+    def source(self) -> Source:
+        """Where its rows come from, as the recipe has it."""
+        return Source.of(source=self.data.get("source", Source.usual))
+
+    def at(self, places: Mapping[str, str]) -> Grid:
+        """The same with its dataset in another file or folder, if its name is among those that are elsewhere."""
+        place = places.get(self.source.dataset)
+        if place is None:
+            return self
+        source = f"{self.source.source.partition(':')[0]}:{place}"
+        return self.model_copy(update={"data": {**self.data, "source": source}})
 
     def strategies(self, overrides: Iterable[str] = ()) -> list[Variant]:
         """What its runs are personalised with; ``personal.key=value`` goes to the strategies that have such a key."""
@@ -81,6 +98,14 @@ class Plan(Section):
     grids: tuple[Grid, ...] = ()
     figures: tuple[Literal["theory"], ...] = ()
     """keys of ``reporting.figures.FIGURES``: what needs no runs"""
+    features: Literal["raw", "l2", "centred"] | None = None
+    """``data.features`` of all its grids that say nothing else"""
+
+    @model_validator(mode="after")
+    def _has_features(self) -> Self:
+        for grid in self.grids if self.features else ():
+            grid.data.setdefault("features", self.features)
+        return self
 
     @model_validator(mode="after")
     def _has_something(self) -> Self:

@@ -23,6 +23,11 @@ class LinearProbe(Trained[Tensor]):
         """Prefixes of what is trained and averaged."""
         return (HEAD,)
 
+    @property
+    def levels(self) -> int:
+        """So many evenly spaced draws stand for all of them, where the expectation over them is measured."""
+        return 100
+
     def start(self, task: Task) -> State:
         head = no_head(task.dim, task.classes)
         return State(head if self.bias else {WEIGHT: head[WEIGHT]})

@@ -4,61 +4,35 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
     w_{t+1} = sum_k (n_k / n) w^k_{t+1}
 with the cross-entropy of OvA-LP Section 3.3, whose gradient with respect to w_c is -(1[y = c] - p_c(x)) h(x).
 
-With ``tune = "network"`` the encoder is trained too, end to end on inputs; its head has a bias and starts as PyTorch
-starts linear layers. The statistics of batch norms are averaged like everything else, and move in local training only;
-dropout is off (our choices).
+With ``head = "one-vs-all"`` the classes are C logistic units, q_c = sigmoid(z_c), and the loss of a row is the sum of
+their cross-entropies, with gradient -(1[y = c] - q_c(x)) h(x): OvA-LP's loss without its stages. FedProx, SCAFFOLD,
+FedNova, FedAvgM, FedAdam and all others that derive from FedAvg have it from here. OvA-LP names such heads under other
+aggregation as its next step; learning rates are those of softmax (our choice).
+
+With ``tune = "network"`` the encoder is trained too, end to end on inputs, with either head.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from fedkeel.core.method import Batch, State, Task, Visit, register
-from fedkeel.core.tree import HEAD, NETWORK, Tensor, Tree
-from fedkeel.methods.heads.base import LinearProbe
-from fedkeel.methods.network import WHOLE, NetworkModel, fresh_network
-from fedkeel.models.losses import softmax_residual, softmax_rows
+from fedkeel.core.method import Batch, Visit, register
+from fedkeel.core.tree import Tensor
+from fedkeel.methods.heads.head_or_network import HeadOrNetwork
+from fedkeel.models.losses import binary_residual, binary_rows, softmax_residual, softmax_rows
 
 
 @register("fedavg", paper="LP-softmax: one softmax head, averaged by rows (McMahan et al., AISTATS 2017)")
-class FedAvg(LinearProbe):
-    network: ClassVar[NetworkModel] = WHOLE
-
-    tune: Literal["head", "network"] = "head"
-    """head: on frozen features; network: the encoder as well, end to end"""
-    tokens: int = Field(128, ge=2)
-    """network: of a text, read at most this many tokens"""
-
-    @property
-    def reads(self) -> Literal["features", "inputs"]:
-        return "inputs" if self.tune == "network" else "features"
-
-    @property
-    def tuned(self) -> tuple[str, ...]:
-        return NETWORK if self.tune == "network" else (HEAD,)
-
-    def start(self, task: Task) -> State:
-        if self.tune == "head":
-            return super().start(task)
-        return State(fresh_network(task))
+class FedAvg(HeadOrNetwork):
+    head: Literal["softmax", "one-vs-all"] = "softmax"
+    """softmax: classes compete for a row; one-vs-all: a logistic unit for each class, which knows of no other"""
 
     def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
-        return softmax_rows(logits, batch.y)
+        if self.head == "softmax":
+            return softmax_rows(logits, batch.y)
+        return binary_rows(logits, batch.y)
 
     def residual(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
-        return softmax_residual(logits, batch.y)
-
-    @property
-    def in_closed_form(self) -> bool:
-        return self.tune == "head" and type(self).loss is FedAvg.loss
-
-    def loss(self, params: Tree, batch: Batch[Tensor], visit: Visit) -> Tensor:
-        scores = self.network.logits({**visit.down, **visit.mine, **params}, batch.x)
-        return batch.mean(self.rows(scores, batch, visit))
-
-    def predict(self, state: State, mine: Tree, x: Tensor) -> Tensor:
-        if self.tune == "head":
-            return super().predict(state, mine, x)
-        return self.network.predict({**state.shared, **mine}, x)
+        if self.head == "softmax":
+            return softmax_residual(logits, batch.y)
+        return binary_residual(logits, batch.y)

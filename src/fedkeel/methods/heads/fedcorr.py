@@ -1,4 +1,4 @@
-"""FedCorr, head form: estimate who is noisy and how much, correct labels, then train as usual.
+"""FedCorr: estimate who is noisy and how much, correct labels, then train as usual.
 
 Xu, Chen, Quek, Chong, FedCorr: Multi-Stage Federated Learning for Label Noise Correction, CVPR 2022.
 
@@ -11,15 +11,15 @@ relabels those that the global model is sure of (max_c p_c > theta) with argmax_
 Stage 2, fine-tuning: FedAvg over the clients with mu_k <= kappa; then noisy clients relabel every row that the global
 model is sure of. Stage 3: FedAvg of all clients on what the labels have become.
 
-Left out: mixup, which mixes inputs of the encoder that is trained in the paper.
-Our choices. A correction is kept as the head that made it and a threshold on the loss under that head, so corrections
+By default a head is trained; with ``tune = "network"`` the whole network, as in the paper. Left out: mixup of inputs.
+Our choices. A correction is kept as the model that made it and a threshold on the loss under that model, so corrections
 start from the given labels every time and rows are ranked by the global model's loss; the released code overwrites
 labels and ranks by the client's own. An iteration is one round of everybody; the paper visits a few clients at a time.
 The 5 + 50 + 45 visits per client become shares of the rounds; the optimizer is the project's. Engines choose cohorts
 before anything is known of a client, so in stage 2 all of a cohort train and send, and the server leaves out who is too
 noisy (nobody, if all of them are). A client with fewer than three rows has no LID and counts as clean.
 
-What leaves a client besides its head: in stage 1 its mean LID and, if it was found noisy, its estimated noise level,
+What leaves a client besides its model: in stage 1 its mean LID and, if it was found noisy, its estimated noise level,
 which comes from its labels. Labels, losses and corrections stay.
 """
 
@@ -32,20 +32,18 @@ from pydantic import Field
 
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.tree import Tensor, Tree, put, select, take, weighted
-from fedkeel.methods.heads.base import LinearProbe
-from fedkeel.methods.heads.base import logits as logits_of
+from fedkeel.methods.heads.head_or_network import HeadOrNetwork
 from fedkeel.methods.heads.noise import high_group, intrinsic_dimension
 from fedkeel.models.losses import softmax_residual, softmax_rows
 
-HEAD = ("head.",)
 NOISY, LEVEL = "per_client.noisy", "per_client.level"
 LID, MU, LEDGER = "sent.lid", "sent.level", "ledger.lid"
 OWN, JUDGE, ABOVE = "own.", "judge.", "above"
-"""Private: the client's own head, the head that corrects labels, and the loss above which it may."""
+"""Private: the client's own model, the model that corrects labels, and the loss above which it may."""
 
 
 @register("fedcorr", paper="noisy clients found by LID, labels corrected in three stages (Xu et al., CVPR 2022)")
-class FedCorr(LinearProbe):
+class FedCorr(HeadOrNetwork):
     iterations: float = Field(0.1, gt=0, lt=1)
     """share of the rounds for stage 1"""
     tuning: float = Field(0.5, ge=0, lt=1)
@@ -67,19 +65,23 @@ class FedCorr(LinearProbe):
         return replace(super().start(task), server=server, per_client=per_client)
 
     def private(self, down: Tree) -> Tree:
-        head = zeros(select(down, HEAD))
-        return {**put(OWN, head), **put(JUDGE, zeros(head)), ABOVE: torch.zeros(())}
+        nothing = zeros(select(down, self.tuned))
+        return {**put(OWN, nothing), **put(JUDGE, zeros(nothing)), ABOVE: torch.zeros(())}
 
     def plan(self, round: int) -> list[Phase]:
         first = max(1, int(self.iterations * self.rounds + 0.5))
         second = first + min(int(self.tuning * self.rounds + 0.5), max(0, self.rounds - first - 1))
         if round <= first:
-            train = self.phase("pre-process", HEAD, HEAD, gets=HEAD, cohort="all")
-            return [train, asking("dimension", (LID,)), asking("correct", (MU,))]
+            train = self.phase("pre-process", self.tuned, self.tuned, gets=self.tuned, cohort="all")
+            return [train, self.asking("dimension", (LID,)), self.asking("correct", (MU,))]
         if round <= second:
-            tune = self.phase("fine-tune", HEAD, HEAD, gets=HEAD, each=HEAD)
-            return [tune, replace(asking("relabel", ()), cohort="all")] if round == second else [tune]
-        return [self.phase("usual", HEAD, HEAD, gets=HEAD)]
+            tune = self.phase("fine-tune", self.tuned, self.tuned, gets=self.tuned, each=self.tuned)
+            return [tune, replace(self.asking("relabel", ()), cohort="all")] if round == second else [tune]
+        return [self.phase("usual", self.tuned, self.tuned, gets=self.tuned)]
+
+    def asking(self, name: str, sends: tuple[str, ...]) -> Phase:
+        """An exchange without training, with the clients of the one before."""
+        return Phase(name, sends=sends, gets=self.tuned, each=sends, cohort="same", epochs=0)
 
     def merge(self, state: State, update: Update, phase: Phase) -> State:
         clients, per_client = update.clients, state.per_client
@@ -100,7 +102,7 @@ class FedCorr(LinearProbe):
 
     def labels(self, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The labels of the rows as corrected so far."""
-        judged = logits_of(take(JUDGE, visit.mine), batch.x)
+        judged = self.network.judged(take(JUDGE, visit.mine), batch.x)
         sure, guess = judged.softmax(-1).max(-1)
         doubtful = softmax_rows(judged, batch.y) > visit.mine[ABOVE].unsqueeze(-1)
         return torch.where(
@@ -117,7 +119,7 @@ class FedCorr(LinearProbe):
         """Adds the gradient of the proximal term, beta mu (w - w_G) / ||w - w_G||; 0 at w_G."""
         if visit.phase.name != "pre-process":
             return grads
-        moved = {name: value - visit.down[name] for name, value in params.items()}
+        moved = {name: value - visit.down[name] for name, value in sorted(params.items())}  # as in a resumed run
         norm = torch.stack([value.square().sum() for value in moved.values()]).sum().sqrt().clamp_min(1e-12)
         return {name: grad + self.beta * visit.per_client[LEVEL] / norm * moved[name] for name, grad in grads.items()}
 
@@ -128,21 +130,16 @@ class FedCorr(LinearProbe):
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
         own, judge = take(OWN, visit.mine), visit.down
         if visit.phase.name == "dimension":
-            return {LID: intrinsic_dimension(logits_of(own, x).softmax(-1), self.neighbours)}, visit.mine
+            return {LID: intrinsic_dimension(self.network.predict(own, x).softmax(-1), self.neighbours)}, visit.mine
         kept = {**visit.mine, **put(OWN, zeros(own)), **put(JUDGE, judge)}
         if visit.phase.name == "relabel":
             return {}, {**kept, ABOVE: torch.tensor(-1.0)}
-        level = high_group(softmax_rows(logits_of(own, x), y)).float().mean() * visit.per_client[NOISY]
-        losses = softmax_rows(logits_of(judge, x), y).sort(descending=True).values
+        level = high_group(softmax_rows(self.network.predict(own, x), y)).float().mean() * visit.per_client[NOISY]
+        losses = softmax_rows(self.network.predict(judge, x), y).sort(descending=True).values
         # Half way between the last row that may be relabelled and the first that may not, so no row sits on the edge.
         edges = torch.cat([losses[:1] + 1, losses, torch.tensor([-1.0])])
         count = int(float(level) * self.relabel * len(y))
         return {MU: level}, {**kept, ABOVE: edges[count : count + 2].mean()}
-
-
-def asking(name: str, sends: tuple[str, ...]) -> Phase:
-    """An exchange without training, with the clients of the one before."""
-    return Phase(name, sends=sends, gets=HEAD, each=sends, cohort="same", epochs=0)
 
 
 def zeros(tree: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""FedNoRo, head form: find the noisy clients, then let the global model teach them and trust them less.
+"""FedNoRo: find the noisy clients, then let the global model teach them and trust them less.
 
 Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise
 Heterogeneity, IJCAI 2023.
@@ -9,18 +9,20 @@ Then every client sends its mean cross-entropy per class under the global model.
 lowest value of its column, columns are scaled to [0, 1], and a mixture of two Gaussians, fitted nine times with a vote,
 names the noisy clients. Stage 2: clean clients go on; noisy ones learn from the global model t of the round as well,
     L = (1 - w) L_LA + w KL(softmax(t / 0.8) || softmax(z + log pi)),   w = 0.8 exp(-5 (1 - s)^2),
-where s rises from 0 to 1 between the warm-up and ``ramp`` of the rounds. Distance-aware aggregation: heads are averaged
-with weights n_k exp(-D_k), D_k = d_k / max d, d_k = distance of a noisy client's head to that of the nearest clean one,
-0 for clean clients.
+where s rises from 0 to 1 between the warm-up and ``ramp`` of the rounds. Distance-aware aggregation: models count by
+n_k exp(-D_k), D_k = d_k / max d, d_k = distance of a noisy client's model to the nearest clean one, 0 for clean
+clients.
 
 As in the released code, classes that a client lacks take no part in its KL term. The loss of a client that holds one
 class only is 0, so such clients teach nothing; a split with no others is refused.
 Our choices: the published rounds (warm-up 10, ramp until 50, of 100) are shares of the rounds, and the optimizer is the
 project's. All clients send their losses, whatever the participation. If nobody is noisy, or nobody of a cohort clean,
-heads are averaged by rows. The head has no encoder below it, so mixtures see a linear model's losses only.
+models are averaged by rows. By default a head is trained, and mixtures see a linear model's losses only; with ``tune =
+"network"`` it is the whole network as in the paper, with the teacher in evaluation mode. d is one distance over all
+that is averaged; the released code adds up one for each tensor.
 
-What leaves a client besides its head: its mean loss per class, once, with -1 for classes it lacks, so the server learns
-which classes a client has. Stage 2 needs the heads one by one: they cannot be summed in secret.
+What leaves a client besides its model: its mean loss per class, once, with -1 for classes it lacks, so the server
+learns which classes a client has. Stage 2 needs the models one by one: they cannot be summed in secret.
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Batch, Phase, State, Task, Update, Visit, added, register
 from fedkeel.core.roster import Enrolment
 from fedkeel.core.tree import Tensor, Tree, weighted
-from fedkeel.methods.heads.base import LinearProbe
-from fedkeel.methods.heads.base import logits as logits_of
+from fedkeel.methods.heads.head_or_network import HeadOrNetwork
 from fedkeel.methods.heads.noise import high_group
 from fedkeel.models.losses import one_hot, softmax_rows
 
@@ -44,7 +45,7 @@ LOSSES, NOISY, VOTES = "losses", "per_client.noisy", 9
 
 
 @register("fednoro", paper="noisy clients found by class losses, taught, averaged by distance (Wu et al., IJCAI 2023)")
-class FedNoRo(LinearProbe):
+class FedNoRo(HeadOrNetwork):
     warm_up: float = Field(0.1, gt=0, lt=1)
     """share of the rounds before clients are per_client apart"""
     ramp: float = Field(0.5, gt=0, le=1)
@@ -88,7 +89,8 @@ class FedNoRo(LinearProbe):
         return replace(state, shared=added(state.shared, weighted(update.each, weights)))
 
     def measure(self, x: Tensor, y: Tensor, visit: Visit) -> tuple[Tree, Tree]:
-        total = torch.zeros_like(visit.counts).index_add(0, y, softmax_rows(logits_of(visit.down, x), y))
+        losses = softmax_rows(self.network.predict(visit.down, x), y)
+        total = torch.zeros_like(visit.counts).index_add(0, y, losses)
         return {LOSSES: torch.where(visit.counts > 0, total / visit.counts.clamp_min(1), -1.0)}, {}
 
     def teacher_weight(self, visit: Visit) -> Tensor:
@@ -99,7 +101,9 @@ class FedNoRo(LinearProbe):
 
     def teacher(self, batch: Batch[Tensor], visit: Visit) -> Tensor:
         """The teacher's probabilities; 0 for classes the client lacks."""
-        return (logits_of(visit.down, batch.x) / self.temperature).softmax(-1) * (visit.counts > 0).unsqueeze(-2)
+        return (self.network.judged(visit.down, batch.x) / self.temperature).softmax(-1) * (visit.counts > 0).unsqueeze(
+            -2
+        )
 
     def rows(self, logits: Tensor, batch: Batch[Tensor], visit: Visit) -> Tensor:
         adjusted = logits + prior(visit)
@@ -127,9 +131,9 @@ def scaled(losses: Tensor) -> Tensor:
     return (filled - low) / (high - low).clamp_min(1e-6)
 
 
-def distance_aware(heads: Tree, rows: Tensor, noisy: Tensor) -> Tensor:
+def distance_aware(models: Tree, rows: Tensor, noisy: Tensor) -> Tensor:
     """The share of each client in the average: n_k exp(-D_k), normalised."""
-    vectors = torch.cat([value.double().flatten(1) for value in heads.values()], 1)
+    vectors = torch.cat([models[name].double().flatten(1) for name in sorted(models)], 1)
     distance = torch.zeros(len(rows), dtype=torch.float64)
     if noisy.any() and not noisy.all():
         distance[noisy] = torch.cdist(vectors[noisy], vectors[~noisy]).amin(1)

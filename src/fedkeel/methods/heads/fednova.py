@@ -10,7 +10,7 @@ The server, with p_i the client's share of the rows, moves by
     x <- x - tau_eff sum_i p_i eta d_i,   tau_eff = sum_i p_i |a_i|_1.
 With equally many steps everywhere this is FedAvg. Clients send (x_i - x) / |a_i|_1 and the number |a_i|_1.
 
-Our choices: the loss is the cross-entropy of a softmax head (fedavg); eta = 10 suits rows of unit length. AdamW is
+Our choices: the loss is that of fedavg, softmax or one-vs-all; eta = 10 suits rows of unit length. AdamW is
 refused: how much a gradient counts in it depends on the gradients, not on the number of steps.
 """
 

@@ -5,7 +5,7 @@ client k minimises
     h_k(w; w^t) = F_k(w) + (mu / 2) |w - w^t|^2,
 so its gradient is that of F_k plus mu (w - w^t). The paper tunes mu over {0.001, 0.01, 0.1, 1}.
 
-Our choices: F_k is the cross-entropy of a softmax head (fedavg), mu = 0.01, heads are averaged by rows.
+Our choices: F_k is that of fedavg, softmax or one-vs-all, mu = 0.01, heads are averaged by rows.
 """
 
 from __future__ import annotations

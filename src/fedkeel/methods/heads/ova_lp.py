@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -58,6 +59,10 @@ class OvaLP(LinearProbe):
     """where the heads start"""
     aggregation: Literal["mean", "rows", "total"] = "mean"
     """how the server weighs clients: by their rows, by their evidence for each class, by their share of all rows"""
+
+    @property
+    def levels(self) -> int:
+        return Fraction(self.positives).limit_denominator(100).denominator
 
     def start(self, task: Task) -> State:
         server = {ROWS: torch.tensor(float(task.rows)), EVIDENCE: torch.zeros(task.classes)}

@@ -13,7 +13,7 @@ mean gradient of that client's rows. c goes down with the head, so both directio
 c is the mean of the c_i of all N clients, whoever was sampled and whose reply was lost: S are the clients whose reply
 was accepted, the others keep their c_i. A client without rows is not among the N: it never takes part.
 
-Our choices: the loss is the cross-entropy of a softmax head (fedavg); eta_l = 10 suits rows of unit length; c and all
+Our choices: the loss is that of fedavg, softmax or one-vs-all; eta_l = 10 suits rows of unit length; c and all
 c_i start at zero.
 """
 

@@ -10,7 +10,7 @@ Algorithm 2:
     m <- beta_1 m + (1 - beta_1) Delta_t,   v <- beta_2 v + (1 - beta_2) Delta_t^2,   x <- x + eta m / (sqrt(v) + tau)
 without bias correction, beta_1 = 0.9, beta_2 = 0.99, tau = 1e-3. The moments stay on the server.
 
-Our choices: the loss is the cross-entropy of a softmax head (fedavg); beta = 0.9 of the papers' grids and eta = 1 for
+Our choices: the loss is that of fedavg, softmax or one-vs-all; beta = 0.9 of the papers' grids and eta = 1 for
 FedAvgM; eta = 0.1 and v starting at tau^2, the least the paper allows, for FedAdam.
 """
 

@@ -1,4 +1,4 @@
-"""What the personalised methods that train a whole network share: the cross-entropy, end to end on inputs.
+"""What methods that train a whole network and no head alone share: the cross-entropy, end to end on inputs.
 
 Head and encoder start, batch norms move and dropout is off as in ``fedavg`` with ``tune = "network"``. What a client
 keeps under its own name takes the place of what is shared, and what it keeps beside it, under ``own.``, does as well.

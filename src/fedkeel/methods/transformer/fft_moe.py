@@ -8,7 +8,8 @@ and the loss is CE + lambda * aux. Experts, routers and head are averaged by row
 The exact form of the paper's load balance is not known to us: aux is that of Switch (Fedus et al., JMLR 2022),
 M sum_m f_m P_m with f_m the share of tokens sent to expert m and P_m its mean gate, over all blocks and tokens. Our
 choices: U = 0 at the start; all clients have the same k. Settings of OvA-LP's Table 8: 8 experts of rank 2, k = 1,
-lambda 1e-5, Adam lr 3e-4 with weight decay 1e-2, one epoch, batch 128.
+lambda 1e-5, Adam lr 3e-4 with weight decay 1e-2, one epoch, batch 128. Adam's weight decay is a part of the gradient,
+g + 1e-2 w, and is scaled with it; AdamW's is not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from pydantic import Field
 
 from fedkeel.core.method import Batch, Task, Visit, register
+from fedkeel.core.optim import Optim
 from fedkeel.core.tree import Tensor, Tree
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.backbone import Backbone
@@ -40,6 +42,10 @@ class FFTMoE(Tuned):
     batch: int = Field(128, ge=1)
     lr: float = Field(3e-4, gt=0)
     weight_decay: float = Field(1e-2, ge=0)
+
+    @property
+    def optim(self) -> Optim:
+        return replace(super().optim, weight_decay=0.0)
 
     def adapters(self, task: Task) -> Tree:
         tree, width = {}, Backbone.in_task(task).width
@@ -74,3 +80,6 @@ class FFTMoE(Tuned):
         network = replace(self.network, features=lambda tree, x: x.features(**self.adapted(tree, x, loads)))
         whole = {**visit.down, **visit.mine, **params}
         return network.cross_entropy(whole, batch) + self.balance * torch.stack(loads).mean()
+
+    def adjust(self, grads: Tree, params: Tree, batch: Batch[Inputs], visit: Visit) -> Tree:
+        return {name: grad + self.weight_decay * params[name] for name, grad in grads.items()}

@@ -87,11 +87,22 @@ def small_lambda(world: World, eta: float) -> tuple[float, float]:
 
     Both are finite: the threshold of Theorem 4.5 exists if the second is below the first, and not if it is above.
     """
+    ft, lpft = small_lambda_losses(world, eta)
+    return float(ft.mean()), float(lpft.mean())
+
+
+def small_lambda_losses(world: World, eta: float) -> tuple[Array, Array]:
+    """The same of each client's loss, q_i and p_i. Of the client that fine-tunes p_1 is 0, of client i
+
+        p_i = ((b_i - b*_{m+i,i})^2 + 2 eps^2) / 2 or, isotropic, 1
+
+    The threshold of Corollary E.2 exists for client i if p_i < q_i, and not if p_i > q_i.
+    """
     unit = World(world.B, world.common, 1.0, world.eps)
     _, w = _probed(unit, eta, 0)
     start = unit.start
     linear = start.u + eta * (world.B.T @ (world.B @ w) + (start.V @ start.V) * w)
-    return unit.global_loss(linear), unit.global_loss(unit.targets[0])
+    return unit.losses(linear), unit.losses(unit.targets[0])
 
 
 def _probed(world: World, eta: float, probing: int | None) -> tuple[Array, Array]:
