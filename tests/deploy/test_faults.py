@@ -143,6 +143,51 @@ def test_an_unruly_network_does_not_show_in_the_model(tmp_path: Path) -> None:
     assert played(ours.engine, method, tmp_path / "run") == expected
 
 
+@dataclass
+class Straggling(DirectGrid):
+    """What ``slow`` sites reply comes with the replies of the exchange after."""
+
+    slow: set[int] = field(default_factory=set)
+    late: list[Message] = field(default_factory=list)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        came, self.late = self.late, []
+        asked = list(message_ids)
+        held = {id for id in asked if id in self._replies and self._replies[id].metadata.src_node_id in self.slow}
+        return [*came, *super().pull_messages([id for id in asked if id not in held])]
+
+    def deliver(self) -> None:
+        self.late, self._replies = list(self._replies.values()), {}
+
+
+def test_what_comes_after_its_deadline_never_counts(tmp_path: Path) -> None:
+    """A tenth of the sites, others in each exchange, reply when the next one is on: as if they had been away."""
+    method, sites = METHODS["scaffold"](rounds=4, batch=8), clients((20,) * 10)
+    drawn = random.Random(0).choices(range(10), k=20)
+    digests, stale = [], 0
+    for name in ("away", "slow"):
+        ours = InProcess.of(sites, method, tmp_path / name, deadline=0.2)
+        calm, exchange, tries = ours.grid, ours.engine.exchange, iter(drawn)
+        grid = Straggling(calm.keys, calm.answers)
+        ours.engine.post.grid = grid  # type: ignore[assignment]
+
+        def one(*given: Any, grid: Any = grid, name: str = name, exchange: Any = exchange, tries: Any = tries) -> Any:
+            nonlocal stale
+            grid.deliver()
+            stale += len(grid.late)
+            straggler = next(tries)
+            setattr(grid, name, {100 + straggler})
+            found = exchange(*given)
+            assert [refusal.client for refusal in found.refused] == [f"site-{straggler}"]
+            assert found.accepted == 9
+            return found
+
+        ours.engine.exchange = one  # type: ignore[method-assign]
+        digests.append(played(ours.engine, method, tmp_path / f"run {name}"))
+    assert stale >= 3, "of each exchange but the last"
+    assert digests[0] == digests[1]
+
+
 # ---- long, real processes and real kill -9
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import time
 from typing import Any
@@ -110,6 +112,18 @@ def test_all_is_well(consortium: Path) -> None:
     for part in ("30 rows to train on", "classes agree", "what would leave", "free for", "contract"):
         assert part in told
     assert "\n" not in str(found[0])
+
+
+@pytest.mark.parametrize(("apart", "fine"), [(0, True), (20, True), (-40, False), (600, False)])
+def test_a_clock_that_is_wrong_is_found_before_anything_is_sent(
+    apart: int, fine: bool, consortium: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the SuperLink's machine says; a port that is open stands for it."""
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        changed(north(consortium), "site", superlink=f"127.0.0.1:{there.getsockname()[1]}")
+        monkeypatch.setattr("fedkeel.deploy.check._date_of", lambda site: datetime.now(UTC) + timedelta(seconds=apart))
+        (clock,) = [one for one in findings(north(consortium), False, SILENT) if "its clock is" in str(one)]
+    assert clock.fine is fine
 
 
 def wrong_class(site: Path) -> None:

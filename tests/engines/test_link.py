@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, sleep
@@ -414,6 +415,24 @@ def test_a_key_that_nobody_registered_is_refused(there: SuperLink, joins: Joins,
     with pytest.raises(FedkeelError, match="node does not hold a node id: delete it") as told:
         Fleet(there.address, keys.new_key(), tmp_path / "node")
     assert not isinstance(told.value, Unreachable)
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_site_whose_clock_is_wrong_is_told(
+    minutes: int, there: SuperLink, joins: Joins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower signs the time, so that nobody can send a signature again later."""
+    from flwr.supercore.date import now
+    from flwr.supernode import node_auth_http_interceptor as signing
+
+    key = keys.new_key()
+    link.register(there.address, {"clinic": keys.public_text(key.public_key())})
+    with monkeypatch.context() as wrong:
+        wrong.setattr(signing, "now", lambda: now() + timedelta(minutes=minutes))
+        with pytest.raises(FedkeelError, match=r"the clocks of the two machines must agree$") as told:
+            Fleet(there.address, key, tmp_path / "node")
+    only_line(told)
+    Fleet(there.address, key, tmp_path / "node").close()
 
 
 @pytest.mark.parametrize("text", ["nonsense", "ssh-dss AAAAB3NzaC1kc3M=", "ssh-ed25519 AAAA", "ed25519"])
