@@ -1,6 +1,7 @@
 """Shared by all tests: helper modules next to this file can be imported, and one thread is enough."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Started in the background, the suite and all that it starts would ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

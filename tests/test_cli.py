@@ -325,9 +325,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
     words = ["run", *FAST, "method.rounds=2000", "run.engine=wire", "--out", "run"]
     command = [sys.executable, "-m", "fedkeel", *words]
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a background job would ignore it
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=tmp_path, text=True, preexec_fn=heeding, **pipes)
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
     log = tmp_path / "run" / "events.jsonl"
     until = time.monotonic() + 120
     while not (log.exists() and log.read_text().count('"event":"round"') >= 3):

@@ -198,10 +198,9 @@ def test_ctrl_c_three_times_in_a_real_process(run: Path, tmp_path: Path) -> None
     """In the midst of an epoch that would take days: one line that names the very command, and no traceback."""
     some = ",".join(read(run).start["clients"]["names"][:2])
     given = ["--method", "ft", "--set", "method.epochs=1000000", "--engine", "wire", "--clients", some]
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a background job would ignore it
     process = subprocess.Popen(
         [sys.executable, "-m", "fedkeel", "personalize", "run", *given],
-        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeding,
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     folder, deadline = run / "personal" / "ft_epochs=1000000", time.monotonic() + 120
     while (record := begun(folder)) is None or record.personal_test is None:  # the file is there before its first line

@@ -13,11 +13,7 @@ from fedkeel.core import stopping
 
 
 def process(code: str) -> subprocess.CompletedProcess[str]:
-    """A process that heeds SIGINT, which one in the background would ignore."""
-    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, preexec_fn=heeding
-    )  # fmt: skip
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
