@@ -285,6 +285,29 @@ def test_a_request_that_breaks_off_is_sent_again(
         assert replies(grid, ids) == [b"reply"]
 
 
+def test_a_request_that_never_comes_whole_holds_nothing_up(
+    there: SuperLink, joins: Joins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server is killed while it sends: its run is open for another minute, and the next server has begun."""
+    site = joins()
+
+    def killed(part: Any) -> Any:
+        raise SystemExit
+
+    with link.grid(there.address, there.secret) as grid:
+        with monkeypatch.context() as patch:
+            patch.setattr(grid.runtime, "PushObject", killed)
+            with pytest.raises(SystemExit):
+                send(grid, b"half", site)
+        assert site.receive() is None
+        with link.grid(there.address, there.secret) as again:
+            ids = send(again, b"whole", site)
+            delivery = received(site)
+            assert delivery.content == b"whole"
+            site.reply(delivery, b"reply")
+            assert replies(again, ids) == [b"reply"]
+
+
 def test_why_there_is_no_reply_is_told(there: SuperLink, joins: Joins) -> None:
     site = joins()
     with link.grid(there.address, there.secret) as grid:

@@ -107,7 +107,8 @@ class Fleet:
         self._key = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         signed = NodeAuthHttpInterceptor(key, key.public_key())
         self._client = client_for(FleetHttpClient, address, "SuperNode", [signed])
-        self._waiting: tuple[Proto, ObjectTree] | None = None
+        self._coming: list[tuple[Proto, ObjectTree]] = []
+        """announced, and not there as a whole yet: of a server that was killed meanwhile it never will be"""
         self._sending: dict[str, tuple[str, list[str]]] = {}
         """of the last reply, what has not been sent: a SuperLink does not ask for it again once the server was told"""
         self._lost, self._ended = False, threading.Event()
@@ -231,35 +232,38 @@ class Fleet:
 
     def receive(self) -> Delivery | None:
         """The next message, if one is there; it is for the caller to put it where it lasts, and then to confirm it."""
-        import httpx
         from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+        with self._there():
+            got = self._client.PullMessages(PullMessagesRequest(node=self._node))
+            self._coming += zip(got.messages_list, got.message_object_trees, strict=True)
+            for one in list(self._coming):
+                if (found := self._whole(*one)) is not None:
+                    self._coming.remove(one)
+                    return found
+        return None
+
+    def _whole(self, proto: Proto, tree: ObjectTree) -> Delivery | None:
+        """A message that was announced, once all of it is there; one whose run has ended is forgotten."""
+        import httpx
 
         from fedkeel.engines.flower.objects import Unready, inflated, pulled
 
-        with self._there():
-            if self._waiting is None:
-                got = self._client.PullMessages(PullMessagesRequest(node=self._node))
-                if not got.messages_list:
-                    return None
-                self._waiting = (got.messages_list[0], got.message_object_trees[0])
-            proto, tree = self._waiting
-            delivery = self._delivery(proto)
-            try:
-                contents = pulled(self._client.PullObject, self._node, delivery.run_id, tree)
-                found = replace(delivery, content=content_of(inflated(delivery.message_id, contents)))
-            except Unready:
-                return None
-            except httpx.HTTPStatusError as error:
-                if code_of(error) != RUN_ENDED:
-                    raise
-                self._waiting = None
-                return None
-            except BadMessage as bad:
-                self._waiting = None
-                self.fail(delivery, str(bad))
+        delivery = self._delivery(proto)
+        try:
+            contents = pulled(self._client.PullObject, self._node, delivery.run_id, tree)
+            return replace(delivery, content=content_of(inflated(delivery.message_id, contents)))
+        except Unready:
+            return None
+        except httpx.HTTPStatusError as error:
+            if code_of(error) != RUN_ENDED:
                 raise
-        self._waiting = None
-        return found
+            self._coming.remove((proto, tree))
+            return None
+        except BadMessage as bad:
+            self._coming.remove((proto, tree))
+            self.fail(delivery, str(bad))
+            raise
 
     def _delivery(self, proto: Proto) -> Delivery:
         known = proto.metadata
