@@ -1,19 +1,22 @@
-"""Making data worse on purpose: a long tail over the classes, wrong labels, and clients that label differently."""
+"""Making data worse on purpose: the settings, a long tail over the classes, and clients that label differently."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from fedkeel.core.errors import FedkeelError, unknown
+from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.settings import Section
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.manifest import Manifest
-from fedkeel.data.ownership import Ownership
+
+MAPS = ("next", "blocks", "superclass", "cifar10", "mnist")
+"""Names that ``noise_map`` has for which class is mistaken for which."""
 
 
 class Shift(Section):
@@ -24,12 +27,33 @@ class Shift(Section):
     noise: Literal["none", "symmetric", "asymmetric"] = "none"
     noise_ratio: float = Field(0.0, ge=0, le=1)
     """share of each client's training labels that the noise is applied to"""
+    noise_map: str = ""
+    """of asymmetric noise, what a class is mistaken for: next (the next label, the last one for the first), blocks (the
+    same within blocks of five labels), superclass (the same within its superclass), cifar10, mnist, or pairs of labels
+    such as 3:5,5:3"""
     flip: float = Field(0.0, ge=0, le=1)
     """share of the classes whose labels each client exchanges among one another, in all its rows; 0 = off"""
     corruption: str = "none"
     """of images: none, per-client (each client has one kind) or the kind that everybody has, such as fog"""
     severity: int = Field(3, ge=1, le=5)
     """of the corruption"""
+
+    @field_validator("noise_map")
+    @classmethod
+    def _names_labels(cls, text: str) -> str:
+        if text and text not in MAPS and not re.fullmatch(r"\d{1,9}:\d{1,9}(,\d{1,9}:\d{1,9})*", text):
+            raise ValueError(f"expected {', '.join(MAPS)}, or pairs of labels such as 3:5,5:3")
+        return text
+
+    @model_validator(mode="after")
+    def _says_what_labels_become(self) -> Self:
+        if self.noise == "asymmetric" and not self.noise_map:
+            raise FedkeelError(
+                "shift.noise = 'asymmetric' needs shift.noise_map, what a class is mistaken for: next (the next "
+                "label), blocks (the next of five, as FedLTF does with CIFAR-100), superclass, cifar10, mnist, or "
+                "pairs of labels such as 3:5,5:3"
+            )
+        return self
 
 
 def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int, order: str = "label") -> np.ndarray:
@@ -62,55 +86,6 @@ def long_tail(labels: np.ndarray, classes: int, factor: float, seed: int, order:
         for label in np.flatnonzero(held).tolist()
     ]
     return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
-
-
-def noisy_labels(
-    labels: np.ndarray, ownership: Ownership, kind: str, ratio: float, classes: int, source_name: str, seed: int
-) -> np.ndarray:
-    """A copy of ``labels`` with exactly int(ratio * n_k) of each client's rows put through the noise (as in FedLTF).
-
-    symmetric: uniform over the other C - 1 labels. asymmetric: a fixed map, see ``asymmetric_map``; where the map
-    keeps a class, its rows keep their label. Draws belong to the client, and a higher ratio adds to the rows of a
-    lower one, so a sweep over ratios is a sweep over nothing else.
-    """
-    if kind == "none":
-        return labels.copy()
-    if kind not in ("symmetric", "asymmetric"):
-        raise unknown("label noise", kind, ["none", "symmetric", "asymmetric"])
-    if not 0 <= ratio <= 1:
-        raise FedkeelError(f"shift.noise_ratio = {ratio:g}: expected a share between 0 and 1")
-    if classes < 2:
-        raise FedkeelError(
-            f"shift.noise = {kind!r} needs at least 2 classes, the data have {classes}; set it to 'none'"
-        )
-    noisy = labels.copy()
-    becomes = asymmetric_map(source_name, classes)
-    for client in range(ownership.clients):
-        rows = ownership.of(client)
-        rng = generator(seed, "label-noise", kind, client)
-        order = rng.permutation(len(rows))
-        steps = rng.integers(1, classes, size=len(rows))  # drawn for all rows: the same whatever the ratio
-        hit = order[: int(ratio * len(rows))]
-        before = labels[rows[hit]]
-        noisy[rows[hit]] = (before + steps[hit]) % classes if kind == "symmetric" else becomes[before]
-    return noisy
-
-
-def asymmetric_map(source_name: str, classes: int) -> np.ndarray:
-    """Which label each class is mistaken for, by class index.
-
-    CIFAR-10: truck -> car, bird -> plane, deer -> horse, cat <-> dog, the others keep theirs. CIFAR-100: the next
-    label within blocks of five consecutive labels (with alphabetical labels these are not the superclasses; FedLTF
-    does it so). Any other source: the next label, the last one to the first, which is our choice.
-    """
-    label = np.arange(classes)
-    name = source_name.lower().replace("-", "").replace("_", "")
-    if name.endswith("cifar10") and classes == 10:
-        label[[2, 4, 9, 3, 5]] = [0, 7, 1, 5, 3]
-        return label
-    if name.endswith("cifar100") and classes == 100:
-        return label // 5 * 5 + (label + 1) % 5
-    return (label + 1) % classes
 
 
 def flip_maps(clients: int, ratio: float, classes: int, seed: int) -> np.ndarray:

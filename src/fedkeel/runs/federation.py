@@ -14,9 +14,10 @@ from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.corruptions import corrupted
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.duplicates import Duplicates, without_copies
+from fedkeel.data.label_noise import mistaken, noisy_labels
 from fedkeel.data.manifest import Manifest, split
 from fedkeel.data.ownership import Ownership
-from fedkeel.data.shifts import flipped, long_tail, noisy_labels
+from fedkeel.data.shifts import flipped, long_tail
 from fedkeel.engines.sites import Owned, Sites
 from fedkeel.engines.store import Store
 from fedkeel.metrics.accuracy import TestSets
@@ -97,8 +98,8 @@ def divide(
     dataset, manifest = corrupted(dataset, manifest, shift, seed)
     labels = dataset.train_labels.astype(np.int64)
     if shift.noise != "none":
-        source = dataset.name
-        labels = noisy_labels(labels, manifest.train, shift.noise, shift.noise_ratio, dataset.classes, source, seed)
+        becomes = mistaken(shift.noise_map if shift.noise == "asymmetric" else "", dataset)
+        labels = noisy_labels(labels, manifest.train, shift.noise, shift.noise_ratio, becomes, seed)
     return manifest, labels, dataset, duplicates
 
 
