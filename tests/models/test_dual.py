@@ -13,11 +13,13 @@ from torch.nn.functional import normalize
 
 from duals import COLOURS, NAMES, bert_folder, clip_folder, dinov2_folder, pictures_in, siglip_folder
 from fedkeel.core.errors import FedkeelError
+from fedkeel.core.method import METHODS
 from fedkeel.core.rng import generator
 from fedkeel.data.sources.base import Source
 from fedkeel.models.dual import SCALE, Dual, open_dual
 from fedkeel.models.encoders import open_named
 from fedkeel.rows.items import items
+from fedkeel.runs.opening import said_of_names
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +30,9 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**made, "bert": f"hf:{bert_folder()}"}
 
 
-def of(encoder: str, template: str = "a photo of a {}") -> Dual:
-    if encoder == f"hf:{bert_folder()}":
-        return open_dual(encoder, Source.of(), "texts", NAMES, "the test", template.replace("photo of a", "post about"))
-    return open_dual(encoder, Source.of(), "images", COLOURS, "the test", template)
+def of(encoder: str, template: str = "auto", ending: str = "auto") -> Dual:
+    kind, names = ("texts", NAMES) if encoder == f"hf:{bert_folder()}" else ("images", COLOURS)
+    return open_dual(encoder, Source.of(), kind, names, "the test", template, None, ending)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
@@ -68,13 +69,27 @@ TOKENS = {"clip": 1 + 5 + 1 + 1, "siglip": 4, "bert": 3}
 
 @pytest.mark.parametrize("family", WORDS)
 def test_a_soft_prompt_of_words_is_the_template(towers: dict[str, str], family: str) -> None:
-    """Token vectors of the template's words, put in as a soft prompt, give the class features of the template."""
+    """Token vectors of the template's words, put in as a soft prompt, give the class features of the template.
+
+    Both end names of images with a full stop, as the released code does, and those of texts with nothing.
+    """
     dual = of(towers[family])
+    assert (dual.template, dual.ending) == (("a post about {}", "") if family == "bert" else ("a photo of a {}.", "."))
     context = dual.words(WORDS[family])
     assert context.shape == (TOKENS[family], dual.width)
     torch.testing.assert_close(dual.class_features(context), dual.zero_shot, rtol=1e-5, atol=1e-5)
     other = dual.class_features(context.flip(0))
     assert (other - dual.zero_shot).abs().max() > 1e-2, "the order of the words matters"
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_a_method_may_end_names_otherwise(towers: dict[str, str], family: str) -> None:
+    dual = of(towers[family], "a photo of a {}", ending="")
+    context = dual.words(WORDS[family])
+    torch.testing.assert_close(dual.class_features(context), dual.zero_shot, rtol=1e-5, atol=1e-5)
+    assert (of(towers[family]).class_features(context) - dual.zero_shot).abs().max() > 1e-3
+    assert said_of_names(METHODS["promptfl"](ending=" pattern.")) == ("auto", None, " pattern.")
+    assert said_of_names(METHODS["clip-lora"](template="a {}")) == ("a {}", None, "")
 
 
 @pytest.mark.parametrize("family", WORDS)
@@ -175,6 +190,6 @@ def test_what_is_no_pair_of_towers_is_told_in_one_line(towers: dict[str, str], t
 
 
 def test_only_the_empty_braces_of_a_template_are_filled(towers: dict[str, str]) -> None:
-    plain, odd = of(towers["bert"], "a photo of a {}"), of(towers["bert"], "a photo of a {} of {word1}")
+    plain, odd = of(towers["bert"]), of(towers["bert"], "a post about {} of {word1}")
     assert odd.zero_shot.shape == plain.zero_shot.shape
     assert (odd.zero_shot - plain.zero_shot).abs().max() > 1e-3

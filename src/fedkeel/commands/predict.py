@@ -23,7 +23,7 @@ from fedkeel.personal.models import personal_model
 from fedkeel.runs.config import assignment, build, nested
 from fedkeel.runs.model import Model
 
-KEPT = ("source", "features", "limit", "holdout")
+KEPT = ("source", "features", "limit", "holdout", "class_names")
 """Settings of the data that are the model's, or say nothing about new rows."""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """What spreadsheets take for a formula where a cell begins with it."""

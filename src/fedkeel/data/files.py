@@ -1,4 +1,4 @@
-"""What sources share that read files: fingerprints, columns, labels and attributes."""
+"""What sources share that read files: fingerprints, lines, columns, labels and attributes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,20 @@ def digest(parts: Iterable[str | bytes | np.ndarray]) -> str:
             part = part.encode()
         total.update(len(part).to_bytes(8, "little") + part)
     return total.hexdigest()
+
+
+def read_lines(path: Path) -> list[tuple[str, str]]:
+    """The lines of a text file that say something, each with its place in the file."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise FedkeelError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise FedkeelError(f"{path} is damaged: it is not text; get it again") from None
+    found = [(f"line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise FedkeelError(f"{path} is empty: get it again")
+    return found
 
 
 def folder_or_id(prefix: str, reference: str) -> Path | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeel.core.errors import FedkeelError, shortened, unknown
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.files import digest, file_sha256
+from fedkeel.data.files import digest, file_sha256, read_lines
 from fedkeel.data.sources.base import Source
 
 Cut = Callable[[str], tuple[str, str]]
@@ -54,20 +54,6 @@ def must_find(source: Source, *places: str) -> Path:
             f"{source.source}: neither {source.path} nor a folder in it has {' or '.join(places)}: give the folder in "
             "which the dataset was unpacked, with the names that it came with"
         )
-    return found
-
-
-def read_lines(path: Path) -> list[tuple[str, str]]:
-    """The lines of a text file that say something, each with its place in the file."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise FedkeelError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FedkeelError(f"{path} is damaged: it is not text; get it again") from None
-    found = [(f"line {number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise FedkeelError(f"{path} is empty: get it again")
     return found
 
 

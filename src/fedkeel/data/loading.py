@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.rng import generator
 from fedkeel.core.watch import to_stderr
+from fedkeel.data.class_names import renamed
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest
 from fedkeel.data.shares import by_class, held_out, largest_remainder
@@ -23,13 +25,19 @@ def load(data: Source, *, seed: int = 0, notice: Callable[[str], None] = to_stde
 
     Held-out rows depend on the content of the source alone; the sample that ``data.limit`` draws also on ``seed``.
     """
-    dataset = data.read(notice)
+    dataset = read(data, notice)
     if not len(dataset.test_labels):
         dataset = _hold_out(dataset, data.holdout)
     _check(dataset)
     if data.limit is not None and data.limit < len(dataset.train_labels):
         dataset = _cut(dataset, data.limit, seed)
     return dataset
+
+
+def read(data: Source, notice: Callable[[str], None]) -> Dataset:
+    """All rows of the source, its classes called as the user calls them."""
+    dataset = data.read(notice)
+    return renamed(dataset, Path(data.class_names).expanduser()) if data.class_names else dataset
 
 
 def _check(dataset: Dataset) -> None:

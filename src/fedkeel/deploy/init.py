@@ -25,6 +25,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import from_settings, settings
 from fedkeel.core.settings import Section
 from fedkeel.core.watch import Watch
+from fedkeel.data.loading import read
 from fedkeel.deploy.contract import NAME, Contract, EncoderTerms
 from fedkeel.deploy.settings import NOT_THEIRS, SERVER, SITE
 from fedkeel.engines.flower.contact import must_be_installed
@@ -160,7 +161,7 @@ def agreed(plan: Plan, server: str, keys: dict[str, str], watch: Watch) -> Contr
     """The contract: what is in the configuration, and what the source and its encoder say."""
     exp, deploy = plan.experiment, plan.deploy
     method = from_settings(exp.method)
-    dataset = exp.data.read(watch.notice)
+    dataset = read(exp.data, watch.notice)
     rows = open_rows(exp.data, dataset, method, watch)
     classes = tuple(deploy.classes) or dataset.class_names
     share = exp.partition.test or (0.0 if plan.share else TEST)

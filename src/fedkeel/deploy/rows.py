@@ -10,7 +10,7 @@ from fedkeel.core.errors import FedkeelError, shortened
 from fedkeel.core.watch import SILENT, Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.duplicates import without_copies
-from fedkeel.data.loading import load
+from fedkeel.data.loading import load, read
 from fedkeel.data.manifest import Manifest, carve
 from fedkeel.data.ownership import Ownership
 from fedkeel.data.splits.base import Pool
@@ -25,7 +25,7 @@ def own_rows(settings: SiteSettings, watch: Watch = SILENT) -> Federation:
     """The site's rows, read, checked against the contract, and encoded into the site's own cache."""
     if settings.share:
         return _share_of_one_source(settings, watch)
-    dataset = with_classes(settings.experiment.data.read(watch.notice), settings.terms, settings.name)
+    dataset = with_classes(read(settings.experiment.data, watch.notice), settings.terms, settings.name)
     return opened(settings, dataset, watch)
 
 

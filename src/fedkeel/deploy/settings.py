@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SITE, SERVER = "site.toml", "server.toml"
 NOT_THEIRS = ("encoder", "pooling", "features", "dtype", "limit", "duplicates", "holdout")
 """Settings of [data] that the contract has, or that only a simulation has."""
-FILES = ("csv", "npz", "images", "table")
-"""Sources that name a file."""
+NO_FILES = ("hf", "arrays", "sites")
+"""Sources of which what stands after the colon may be no file."""
 
 
 class Member(Section):
@@ -148,11 +148,14 @@ def _only(said: dict[str, Any], sections: tuple[str, ...], path: Path) -> None:
 
 
 def _here(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The source with a path that is relative to the file."""
+    """The source, and a file of class names, with paths that are relative to the file."""
+    folder, found = path.absolute().parent, dict(data)
     kind, colon, reference = str(data.get("source", "")).partition(":")
-    if not colon or kind not in FILES:
-        return data
-    return {**data, "source": f"{kind}:{path.absolute().parent / Path(reference).expanduser()}"}
+    if colon and kind not in NO_FILES:
+        found["source"] = f"{kind}:{folder / Path(reference).expanduser()}"
+    if isinstance(names := data.get("class_names"), str):
+        found["class_names"] = str(folder / Path(names).expanduser())
+    return found
 
 
 def _toml(path: Path) -> dict[str, Any]:

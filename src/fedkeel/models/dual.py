@@ -26,6 +26,8 @@ from fedkeel.models.layers import changing
 
 TEMPLATES: dict[Kind, str] = {"texts": "a post about {}", "images": "a photo of a {}."}
 """What ``template = "auto"`` stands for."""
+ENDINGS: dict[Kind, str] = {"texts": "", "images": "."}
+"""What ``ending = "auto"`` stands for: CoOp's released code, and all that is made of it, ends names so."""
 SCALE = 20.0
 """Of a pair whose model has no logit scale of its own: sentence encoders, which are trained with about this one."""
 REMEMBERED = 64
@@ -43,6 +45,10 @@ class Dual:
     """(classes, d): the features of the filled template, unit length"""
     tower: Model
     load: Callable[[], Model]
+    template: str = "{}"
+    """what zero-shot was filled with names of"""
+    ending: str = ""
+    """what stands behind a name after a soft prompt"""
     upper: Any = None
     """the part of the item tower that a method tunes, if it does"""
     _known: dict[str, Tensor] = field(default_factory=dict)
@@ -119,7 +125,7 @@ class Dual:
 
         In two groups, the shorter names and the longer ones, cut so that both together hold least padding.
         """
-        whole = self._read([" ".join(["a"] * tokens + [name]) for name in self.class_names])
+        whole = self._read([" ".join(["a"] * tokens + [name + self.ending]) for name in self.class_names])
         if "attention_mask" not in whole:  # of a model that reads its padding
             return [(torch.arange(len(self.class_names)), whole)]
         lengths, order = whole["attention_mask"].sum(1).sort()
@@ -160,12 +166,14 @@ def open_dual(
     source: str,
     template: str = "auto",
     scale: float | None = None,
+    ending: str = "auto",
 ) -> Dual:
     """The pair of towers that an encoder's name stands for, with the class names read."""
     if not named(class_names):
         raise FedkeelError(
             f"{source} has no class names, only numbers such as {class_names[0]}, and a dual encoder classifies by "
-            "names: give them in the labels (csv, folders) or as the array class_names (npz)"
+            "names: give them in the labels (csv, folders), as the array class_names (npz) or in a file, "
+            "data.class_names=FILE"
         )
     if kind == "features":
         raise FedkeelError(
@@ -187,9 +195,11 @@ def open_dual(
     if scale is None:
         own = getattr(tower.network, "logit_scale", None)
         scale = SCALE if own is None else float(own.detach().exp())
-    filled = [(TEMPLATES[kind] if template == "auto" else template).replace("{}", name) for name in class_names]
+    template = TEMPLATES[kind] if template == "auto" else template
+    filled = [template.replace("{}", name) for name in class_names]
     features = torch.nn.functional.normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
-    return Dual(encoder, tuple(class_names), scale, features, tower, names.load)
+    ending = ENDINGS[kind] if ending == "auto" else ending
+    return Dual(encoder, tuple(class_names), scale, features, tower, names.load, template, ending)
 
 
 def _names_tower(encoder: str, data: Source) -> Encoder | None:

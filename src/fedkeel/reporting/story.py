@@ -13,6 +13,7 @@ from fedkeel.metrics.features import common_mean
 from fedkeel.reporting import balance, diagnostics, personal, plots, trust
 from fedkeel.reporting.balance import BalanceSection
 from fedkeel.reporting.canvas import Picture
+from fedkeel.reporting.class_names import Called, called
 from fedkeel.reporting.commentary import Commentary
 from fedkeel.reporting.grouping import Group, groups
 from fedkeel.reporting.personal import PersonalSection
@@ -60,6 +61,7 @@ class Story:
 
     sentence: str
     facts: str
+    classes: Sequence[Called]
     key: Key | None
     notices: Sequence[tuple[str, str]]
     results: Table
@@ -94,6 +96,7 @@ def tell(records: Sequence[Record], commentary: Commentary, alone: bool = False)
     return Story(
         sentence=sentence,
         facts=facts,
+        classes=called(records),
         key=_key_figures(rows),
         notices=list(_notices(records, found)),
         results=results_table(rows),

@@ -19,6 +19,7 @@ from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.sources.base import Source
 from fedkeel.methods.dual.base import DualTuned
+from fedkeel.methods.dual.peft.prompt import Prompt
 from fedkeel.methods.transformer.base import Tuned
 from fedkeel.models.backbone import Backbone
 from fedkeel.models.cache import encoded_by, features
@@ -115,10 +116,15 @@ def as_inputs(data: Source, dataset: Dataset, method: AnyMethod) -> Opened:
     return Opened(train, test, backbone.encoder, backbone.weights, backbone.transform)
 
 
+def said_of_names(method: DualTuned) -> tuple[str, float | None, str]:
+    """How a method has class names read: the template, the scale of the logits, and the ending after soft prompts."""
+    return method.template, method.scale, method.module.ending if isinstance(method.module, Prompt) else ""
+
+
 def _as_items(data: Source, dataset: Dataset, method: DualTuned, watch: Watch) -> Opened:
     """The items of a dual encoder, with all that the method needs of them."""
     name = encoder_name(data, dataset)
-    dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, method.template, method.scale)
+    dual = open_dual(name, data, dataset.kind, dataset.class_names, dataset.name, *said_of_names(method))
     item = open_encoder(data, dataset)
     dual = replace(dual, upper=method.module.upper(item))
     method.module.fresh(dual, 0)  # a start that cannot be made is told before a run begins
@@ -160,6 +166,6 @@ def open_new(
     if not isinstance(method, DualTuned):
         return prepared_inputs(inputs(Backbone.of(item), rows, tokens_of(method)), how, model.mean)
     module, towers = method.module, (item.name, model.settings, item.kind, model.class_names, "the model")
-    dual = replace(open_dual(*towers, method.template, method.scale), upper=module.upper(item))
+    dual = replace(open_dual(*towers, *said_of_names(method)), upper=module.upper(item))
     arrays = {name: encode(encoder, rows) for name, encoder in {"features": item, **module.encoders(item)}.items()}
     return items(dual, **arrays)

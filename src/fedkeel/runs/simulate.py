@@ -19,9 +19,11 @@ from fedkeel.engines.local import LocalEngine
 from fedkeel.engines.simulated import Simulated
 from fedkeel.engines.store import Store
 from fedkeel.engines.wire import WireEngine
-from fedkeel.methods.dual.base import dual_of
+from fedkeel.methods.dual.base import DualTuned, dual_of
+from fedkeel.methods.dual.peft.prompt import Prompt
 from fedkeel.metrics.features import common_mean
 from fedkeel.metrics.towers import zero_shot_per_class
+from fedkeel.models.dual import Dual
 from fedkeel.models.prepare import Preparation, mean_energy, prepare
 from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.config import Experiment
@@ -108,8 +110,9 @@ def begin(run: Running, how: Preparation) -> None:
         return
     seen, exp = run.simulated, run.experiment
     data = about_data(seen.federation, seen.engine.sites.x.tensor, len(seen.tests.y))
-    if dual_of(run.method) is not None:
+    if (tuned := dual_of(run.method)) is not None:
         data["zero_shot"] = zero_shot_per_class(seen.tests)
+        data["read_as"] = names_read_as(tuned, seen.engine.sites.x.reader)
         data["class_test_rows"] = torch.bincount(seen.tests.y, minlength=run.engine.roster.classes).tolist()
     who = about_clients(seen.federation, seen.shown)
     about = {"version": __version__, "provenance": asdict(seen.federation.provenance), "experiment": exp.digest()}
@@ -125,6 +128,13 @@ def finished_model(
     how = {"encoder": rows.encoder, "weights": rows.weights, "transform": rows.transform, "kind": dataset.kind}
     data = {**exp.data.model_dump(), **how, "dim": rows.train.dim}
     return Model(method, state.shared, mean, data, dataset.class_names)
+
+
+def names_read_as(method: DualTuned, dual: object) -> dict[str, str]:
+    """What a dual encoder reads of a class name: all around it."""
+    assert isinstance(dual, Dual)
+    prompted = {"ending": dual.ending} if isinstance(method.module, Prompt) else {}
+    return {"template": dual.template, **prompted}
 
 
 def about_data(federation: Federation, features: torch.Tensor | None, test_rows: int) -> dict[str, Any]:

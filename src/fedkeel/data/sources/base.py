@@ -40,7 +40,7 @@ class Source(Open):
 
     source: str
     """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, table:FILE.csv,
-    chexpert:FOLDER, celeba:FOLDER, hf:ID-or-folder; or arrays:FINGERPRINT, rows that Python holds"""
+    hf:ID-or-folder or a dataset as it is downloaded, such as cifar100:FOLDER: fedkeel list sources has all of them"""
     encoder: str = "auto"
     """auto (what the source names), none, pixels, minilm, efficientnet-lite0, hf:ID-or-folder or random:NAME"""
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
@@ -55,6 +55,9 @@ class Source(Open):
     """share of rows kept for testing where the source brings no test rows"""
     duplicates: Literal["keep", "drop"] = "keep"
     """of test rows that are training rows as well: keep the training copies, or drop them; the test rows stay"""
+    class_names: str | None = None
+    """text file of what to call the classes: one name in each line, in the order of the labels, or an old name, a tab
+    and the new one, for those that are to be called otherwise"""
     cache: str | None = None
     """folder of the feature cache; by default the user's cache folder"""
 

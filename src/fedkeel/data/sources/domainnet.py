@@ -8,7 +8,8 @@ from typing import Literal
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.listed import Listed, dataset_of, joined, listed, must_find, names_of_numbers, numbered, read_lines
+from fedkeel.data.files import read_lines
+from fedkeel.data.listed import Listed, dataset_of, joined, listed, must_find, names_of_numbers, numbered
 from fedkeel.data.sources.base import Source, register
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")

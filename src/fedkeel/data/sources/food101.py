@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.listed import dataset_of, must_find, read_lines, read_list
+from fedkeel.data.files import read_lines
+from fedkeel.data.listed import dataset_of, must_find, read_list
 from fedkeel.data.sources.base import Source, register
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
+from os.path import isfile
 from pathlib import Path, PurePosixPath
 
 from fedkeel.core.errors import FedkeelError
-from fedkeel.data.class_names import clean
+from fedkeel.data.class_names import of_wordnet
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.listed import dataset_of, find, must_find, names_of_numbers, numbered, read_lines, read_list
+from fedkeel.data.files import read_lines
+from fedkeel.data.listed import Cut, dataset_of, find, must_find, names_of_numbers, numbered, read_list
 from fedkeel.data.sources.base import Source, register
 
 TRAIN, TEST = "ImageNet_LT_train.txt", "ImageNet_LT_test.txt"
@@ -25,13 +26,14 @@ class ImageNetLT(Source):
         lists = must_find(self, TRAIN).parent
         images = must_find(self, "train", "ILSVRC/Data/CLS-LOC/train").parent
         train, test = (
-            read_list(lists / part, images, numbered, "train/n01440764/n01440764_190.JPEG 0") for part in (TRAIN, TEST)
+            read_list(lists / part, images, _cut(images), "train/n01440764/n01440764_190.JPEG 0")
+            for part in (TRAIN, TEST)
         )
         ids = names_of_numbers(lists / TRAIN, train, lambda name: PurePosixPath(name).parent.name)
         return dataset_of(self, train, test, dict(zip(ids, self._names(list(ids.values())), strict=True)), notice)
 
     def _names(self, ids: list[str]) -> list[str]:
-        """The first name of each id; all of them where another id has the same, and with the id where that has all."""
+        """What a file says of these ids."""
         path = find(self, *NAMES)
         if path is None:
             raise FedkeelError(
@@ -43,9 +45,19 @@ class ImageNetLT(Source):
         unknown = next((wnid for wnid in ids if wnid not in words), None)
         if unknown is not None:
             raise FedkeelError(f"{path} has no line about {unknown}: add one, such as {unknown} tench")
-        names = [clean(words[wnid].partition(",")[0]) for wnid in ids]
-        names = [name if one else clean(words[wnid].replace(",", "")) for wnid, name, one in _alone(ids, names)]
-        return [name if one else f"{name} ({wnid})" for wnid, name, one in _alone(ids, names)]
+        return of_wordnet({wnid: words[wnid] for wnid in ids})
+
+
+def _cut(images: Path) -> Cut:
+    """An entry says where its image is, or where it would be: in ILSVRC's own archive validation images lie flat."""
+
+    def cut(entry: str) -> tuple[str, str]:
+        name, number = numbered(entry)
+        top, *_, last = PurePosixPath(name).parts
+        flat = f"{top}/{last}"
+        return (flat if top == "val" and not isfile(images / name) and isfile(images / flat) else name), number
+
+    return cut
 
 
 def _read_names(path: Path) -> dict[str, str]:
@@ -57,9 +69,3 @@ def _read_names(path: Path) -> dict[str, str]:
             raise FedkeelError(f"{path} {place} is {line[:100]!r}: expected an id and a name, such as n01440764 tench")
         found[match[1]] = match[2]
     return found
-
-
-def _alone(ids: list[str], names: list[str]) -> list[tuple[str, str, bool]]:
-    """Each id with its name and whether nobody else has that."""
-    count = Counter(names)
-    return [(wnid, name, count[name] == 1) for wnid, name in zip(ids, names, strict=True)]

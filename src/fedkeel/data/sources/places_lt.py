@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.listed import dataset_of, must_find, names_of_numbers, numbered, read_lines, read_list
+from fedkeel.data.files import read_lines
+from fedkeel.data.listed import dataset_of, must_find, names_of_numbers, numbered, read_list
 from fedkeel.data.sources.base import Source, register
 
 TRAIN, TEST = "Places_LT_train.txt", "Places_LT_test.txt"

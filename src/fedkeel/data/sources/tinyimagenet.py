@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.data.class_names import of_wordnet
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest, file_sha256
 from fedkeel.data.sources.base import Source, register
@@ -94,10 +94,9 @@ def _validation(folder: Path, label: Mapping[str, int]) -> dict[Path, int]:
 
 
 def _names(path: Path, wnids: list[str]) -> tuple[str, ...]:
-    """The first of a class's names; where two classes share it, with the wnid."""
-    said = {wnid: names.partition(",")[0].strip() for wnid, names, *_ in _lines(path, 2)}
+    """What the file says of these ids."""
+    said = {wnid: names.strip() for wnid, names, *_ in _lines(path, 2)}
     for wnid in wnids:
         if not said.get(wnid):
             raise FedkeelError(f"{path} has no name for {wnid}; get it again from the official archive")
-    count = Counter(said[wnid] for wnid in wnids)
-    return tuple(f"{said[wnid]} ({wnid})" if count[said[wnid]] > 1 else said[wnid] for wnid in wnids)
+    return tuple(of_wordnet({wnid: said[wnid] for wnid in wnids}))

@@ -25,6 +25,8 @@ class Prompt(Module):
     """of the soft prompt"""
     words: str = ""
     """the prompt starts as these words, of as many tokens; without any it is drawn from N(0, 0.02 ** 2)"""
+    ending: str = "auto"
+    """what stands behind each class name; auto: "." for images, as in the released code, nothing for texts"""
 
     def fresh(self, dual: Dual, seed: int) -> Tree:
         if self.words:
