@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,13 @@ def same(ours: Tree, expected: Tree) -> None:
         torch.testing.assert_close(
             ours[name], value, rtol=1e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def tiny_resnet(folder: Path) -> None:
+    """A ResNet of two layers, as save_pretrained writes it."""
+    import transformers
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+    seeded(lambda: transformers.ResNetModel(transformers.ResNetConfig(**shape))).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)

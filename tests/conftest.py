@@ -31,7 +31,7 @@ SLOW = (
     "test_sources_contract.py", "test_encoders.py", "test_embedded.py", "test_describe.py", "test_partition.py",
     "test_alignment.py", "test_quick.py", "test_arrays.py", "test_estimator.py", "test_bad_input.py",
     "test_cifar_recipes.py", "test_dual_methods.py", "test_corruptions.py", "test_provenance.py", "test_damage.py",
-    "test_recipes_on_downloads.py",
+    "test_official_datasets.py",
 )  # fmt: skip
 """Files of whole runs, commands, browsers and documents."""
 

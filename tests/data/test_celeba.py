@@ -1,4 +1,4 @@
-"""CelebA as it is downloaded: official parts, four different clients, and the paper's cell on a tiny copy."""
+"""CelebA as it is downloaded: official parts, four different clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.manifest import split
 from fedkeel.data.sources.base import Source
 from fedkeel.data.splits.base import Split
-from paper_grid import beside_the_paper
 from small_tables import CELEBA, celeba
 
 
@@ -145,11 +144,3 @@ def test_a_column_of_one_value_connects_nothing(tmp_path: Path) -> None:
     dataset = read(celeba(tmp_path), attribute_column="Male,Bald")
     with pytest.raises(FedkeelError, match=r"needs an attribute of each row of celeba:.*it has one value only"):
         split(Split.of(kind="spurious", clients=4), dataset, seed=0)
-
-
-def test_the_paper_s_grid_on_a_tiny_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    celeba(tmp_path)
-    run, text = beside_the_paper("lp-ft/main", "celeba", tmp_path, monkeypatch)
-    assert len(run.record.start["clients"]["names"]) == 4
-    assert "Table 2, CelebA" in text
-    assert "93.24 ± 0.17" in text, "LP-FT's Local in the paper"

@@ -1,4 +1,4 @@
-"""CheXpert as it is downloaded: which rows are read under which rule, and the paper's cell on a tiny copy."""
+"""CheXpert as it is downloaded: which rows are read under which rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.manifest import split
 from fedkeel.data.sources.base import Source
 from fedkeel.data.splits.base import Split
-from paper_grid import beside_the_paper
 from small_tables import CHEXPERT, chexpert
 
 
@@ -101,12 +100,3 @@ def test_wrong_layouts_are_one_line_each(tmp_path: Path) -> None:
     (home / "train.csv").write_text(listed)
     (home / "valid.csv").unlink()
     assert "valid.csv: No such file" in refused(home)
-
-
-def test_the_paper_s_grid_on_a_tiny_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chexpert(tmp_path / "chexpert")
-    run, text = beside_the_paper("lp-ft/main", "chexpert", tmp_path, monkeypatch)
-    assert run.record.start["clients"]["names"] == ["client-000", "client-001"]
-    assert run.record.start["data"]["classes"] == ["Edema", "No Finding"]
-    assert "Table 2, CheXpert" in text
-    assert "77.64 ± 0.37" in text, "LP-FT's Local in the paper"

@@ -18,6 +18,7 @@ from fedkeel.data.sources.base import Source
 from fedkeel.deploy.init import init, planned
 from fedkeel.deploy.rows import own_rows
 from fedkeel.deploy.settings import read_site
+from fedkeel.models.dual import open_dual
 from test_cli import says, within
 
 
@@ -167,3 +168,24 @@ def test_the_page_shows_how_a_text_tower_reads_them(tmp_path: Path) -> None:
         for words in expected:
             assert words in page, (method, words)
         assert ("soft prompt stands" in page) == (method == "promptfl")
+
+
+def test_labels_that_are_no_words_are_read_as_words(tmp_path: Path) -> None:
+    """Of any source: labels stay as they are, and a file of one's own is read as it is."""
+    folder, y = clip_folder(tmp_path / "clip"), np.arange(12) % 3
+    names = ("n02085620-red_one", "green_one", "dark blue")
+
+    def of(*names: str, **settings: str) -> tuple[str, ...]:
+        return open_dual(folder, Source.of(**settings), "images", names, "the test").class_names
+
+    assert of(*names) == ("red one", "green one", "dark blue")
+    assert of(*names, class_names="names.txt") == names
+    assert of("a_b", "a b") == ("a_b", "a b"), "else two classes would be one"
+    np.savez(tmp_path / "pictures.npz", x=pictures_in(y), y=y, class_names=np.array(names))
+    done = fk.run(
+        out=tmp_path / "run", partition={"kind": "iid", "clients": 2}, method={"name": "zero-shot"},
+        data={"source": f"npz:{tmp_path / 'pictures.npz'}", "encoder": folder, "cache": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.record.start["data"]["classes"] == list(names)
+    page = (done.folder / "report.html").read_text()
+    assert "n02085620-red_one (read as “red one”), green_one (read as “green one”), dark blue" in page

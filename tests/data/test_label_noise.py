@@ -102,6 +102,8 @@ def test_it_is_a_setting_and_not_guessed_from_the_source(tmp_path: Path) -> None
         assert found[name, "cifar10"] == dict(enumerate([0, 1, 0, 5, 7, 3, 6, 7, 8, 1]))
         assert found[name, "next"] == {k: (k + 1) % 10 for k in range(10)}
         assert found[name, "4:9"] == {**{k: k for k in range(10)}, 4: 9}
+    plain = load_config(None, ["data.source=coloured-digits", "shift.noise=symmetric", "shift.noise_map=cifar10"])
+    divide(plain, load(plain.data), SILENT)  # of two classes: symmetric noise needs no map, whatever it says
     line = "shift.noise = 'asymmetric' needs shift.noise_map, what a class is mistaken for: next"
     says(within("run", "--set", "shift.noise=asymmetric", "shift.noise_ratio=0.4", cwd=tmp_path), line)
 

@@ -70,8 +70,9 @@ def test_the_fingerprint_of_the_binary_version_is_that_of_its_six_files(tmp_path
 
 def test_cifar_100_has_superclasses(tmp_path: Path) -> None:
     dataset = read("cifar100", small_cifar.cifar_100(tmp_path))
-    assert dataset.class_names == FINE
-    assert dataset.superclass_names == COARSE
+    assert dataset.class_names == tuple(name.replace("_", " ") for name in FINE)
+    assert dataset.superclass_names == tuple(name.replace("_", " ") for name in COARSE)
+    assert {name for name in cifar.CIFAR100 if " " in name} > {"aquarium fish", "sweet pepper"}
     assert dataset.superclasses == small_cifar.COARSE_OF
     assert dataset.train_labels[:5].tolist() == [0, 1, 2, 3, 0]
 
@@ -124,7 +125,7 @@ PYTHON_DAMAGE: dict[str, tuple[Damage, str]] = {
     "no rows": (rewritten("test", data=NO_ROWS, fine_labels=[], coarse_labels=[]), "test is empty"),
     "a class of two superclasses": (
         rewritten("train", fine_labels=[0, 0]),
-        "class 'apple' has rows in the superclasses 'fish' and 'fruit_and_vegetables'",
+        "class 'apple' has rows in the superclasses 'fish' and 'fruit and vegetables'",
     ),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkeel.core.errors import FedkeelError
+from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import digest, file_sha256
 from fedkeel.data.safe_pickle import read_pickle
@@ -24,7 +25,7 @@ _HUNDRED = """
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
     wardrobe whale willow_tree wolf woman worm
 """
-CIFAR100 = tuple(_HUNDRED.split())
+CIFAR100 = tuple(map(clean, _HUNDRED.split()))
 
 
 class Batch(NamedTuple):
@@ -106,12 +107,12 @@ def _checked(path: Path, rows: np.ndarray, labels: Mapping[str, np.ndarray], col
 
 
 def names_of(path: Path, names: object) -> tuple[str, ...]:
-    """The names of classes as a file lists them."""
+    """The names of classes that a file lists, in words."""
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise FedkeelError(f"{path} has no list of class names; get it again")
     if len(set(names)) < len(names):
         raise FedkeelError(f"{path} names a class twice; get it again")
-    return tuple(names)
+    return tuple(map(clean, names))
 
 
 def dataset_of(name: str, layout: Layout, folder: Path, columns: Columns) -> tuple[Dataset, Batch]:

@@ -23,6 +23,12 @@ def clean(name: str) -> str:
     return " ".join(NUMBERED.sub("", name).replace("_", " ").split()) or name
 
 
+def in_words(names: Sequence[str]) -> Sequence[str]:
+    """All names as one would say them, if they are then still told apart."""
+    said = [clean(name) for name in names]
+    return said if len({*said}) == len({*names}) else names
+
+
 def of_wordnet(words: Mapping[str, str]) -> list[str]:
     """What to call WordNet ids, of which lists say ``tench, Tinca tinca``: the first name, where no other id has it.
 

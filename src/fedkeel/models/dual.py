@@ -19,6 +19,7 @@ import torch
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import Task
 from fedkeel.core.tree import Tensor
+from fedkeel.data.class_names import in_words
 from fedkeel.data.dataset import Kind, named
 from fedkeel.data.sources.base import Source
 from fedkeel.models.encoders import Encoder, Model
@@ -40,6 +41,7 @@ class Dual:
 
     encoder: str
     class_names: tuple[str, ...]
+    """as they are read: in words, or as the user's own file has them"""
     scale: float
     zero_shot: Tensor
     """(classes, d): the features of the filled template, unit length"""
@@ -196,10 +198,11 @@ def open_dual(
         own = getattr(tower.network, "logit_scale", None)
         scale = SCALE if own is None else float(own.detach().exp())
     template = TEMPLATES[kind] if template == "auto" else template
-    filled = [template.replace("{}", name) for name in class_names]
+    said = class_names if data.class_names else in_words(class_names)
+    filled = [template.replace("{}", name) for name in said]
     features = torch.nn.functional.normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
     ending = ENDINGS[kind] if ending == "auto" else ending
-    return Dual(encoder, tuple(class_names), scale, features, tower, names.load, template, ending)
+    return Dual(encoder, tuple(said), scale, features, tower, names.load, template, ending)
 
 
 def _names_tower(encoder: str, data: Source) -> Encoder | None:

@@ -29,9 +29,14 @@ def called(records: Sequence[Record]) -> list[Called]:
     found: dict[tuple[str, ...], dict[str, None]] = {}
     for record in records:
         data = record.start["data"]
-        ways = found.setdefault(tuple(data["classes"]), {})
-        ways |= dict.fromkeys(_said(record.start["config"]["data"].get("class_names"), data.get("read_as") or {}))
+        read_as = data.get("read_as") or {}
+        ways = found.setdefault(tuple(map(_read, data["classes"], read_as.get("names") or data["classes"])), {})
+        ways |= dict.fromkeys(_said(record.start["config"]["data"].get("class_names"), read_as))
     return [Called(len(names), names[:MOST], list(ways)) for names, ways in found.items() if named(names)]
+
+
+def _read(name: str, said: str) -> str:
+    return name if name == said else f"{name} (read as “{said}”)"
 
 
 def _said(file: str | None, read_as: dict[str, Any]) -> list[str]:

@@ -130,11 +130,11 @@ def finished_model(
     return Model(method, state.shared, mean, data, dataset.class_names)
 
 
-def names_read_as(method: DualTuned, dual: object) -> dict[str, str]:
-    """What a dual encoder reads of a class name: all around it."""
+def names_read_as(method: DualTuned, dual: object) -> dict[str, Any]:
+    """What a dual encoder reads of the classes: their names, in words, and what stands around them."""
     assert isinstance(dual, Dual)
     prompted = {"ending": dual.ending} if isinstance(method.module, Prompt) else {}
-    return {"template": dual.template, **prompted}
+    return {"names": list(dual.class_names), "template": dual.template, **prompted}
 
 
 def about_data(federation: Federation, features: torch.Tensor | None, test_rows: int) -> dict[str, Any]:
