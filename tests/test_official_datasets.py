@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedkeel.reporting import canvas
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import NOTHING
 from fedkeel.runs.events import personalised, read
-from test_cli import within
+from test_cli import says, within
 from test_reproduce import tiny_vit
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
@@ -117,6 +118,43 @@ def test_the_command_ends_with_a_page_whose_paper_column_is_filled(
         (run,) = runs
         ours = {one.folder.name: Personal.of(one).global_incl for one in personalised(run.folder)}
         assert f"{100 * (ours['lp-ft_epochs=1'] or 0):.2f}" in rows["lp-ft"], "what stands there is what was run"
+
+
+WRONG: dict[str, tuple[str, str, bytes | None, str]] = {
+    "a class folder is missing": (
+        "TinyImageNet-200", "tiny-imagenet-200/train/n02012849", None, "has no folder n02012849, which wnids.txt names",
+    ),
+    "a list names what is not there": (
+        "Food101-LT", "food-101/images/apple_pie/000001.jpg", None, "train.txt line 2 names apple_pie/000001.jpg, which",
+    ),
+    "a truncated .npy": ("CIFAR-10-C", "CIFAR-10-C/jpeg_compression.npy", b"\x93NUMPY\x01\x00", "no sound header"),
+    "a forbidden pickle": (
+        "CIFAR-10", "cifar-10-batches-py/data_batch_3", b"cos\nsystem\n(S'echo > canary'\ntR.", "it asks for os.system",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_layout_ends_the_command_with_one_line(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, path, content, line = WRONG[what]
+    folder, _, command, _ = ROWS[name]
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    for encoder in ("google/vit-base-patch16-224", "google/vit-large-patch16-224", "facebook/dinov2-large"):
+        tiny_vit(tmp_path / encoder)
+    clip_folder(tmp_path / "openai/clip-vit-base-patch16")
+    COPIES[folder](tmp_path / folder)
+    damaged = tmp_path / folder / path
+    if content is not None:
+        damaged.write_bytes(content)
+    elif damaged.is_dir():
+        shutil.rmtree(damaged)
+    else:
+        damaged.unlink()
+    says(within(*shlex.split(command), cwd=tmp_path), line)
+    assert not list(tmp_path.glob("runs/**/*.json"))
+    assert not (tmp_path / "canary").exists()
 
 
 def filled(table: list[list[str]], name: str) -> dict[str, list[str]]:

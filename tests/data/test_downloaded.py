@@ -186,6 +186,25 @@ def test_domainnet_has_a_client_for_each_domain_and_ten_classes_or_all(tmp_path:
     assert refused("domainnet", folder).startswith(f"cannot read {folder / 'quickdraw_test.txt'}")
 
 
+def test_lists_that_end_before_their_time(tmp_path: Path) -> None:
+    """Cut off between two lines; and a domain of DomainNet of which a list says nothing that it could mean."""
+    for name, path in (("food101", "food-101/meta/test.txt"), ("pets", "annotations/test.txt")):
+        lists = downloads.MAKERS[name](tmp_path / name) / path
+        write(lists, lists.read_text().splitlines()[:-TEST])
+        said = refused(name, tmp_path / name)
+        assert re.search(r"no test image is listed of class '(waffles|Bengal)': get the lists again", said)
+    folder = downloads.domainnet(tmp_path / "domainnet")
+    path = folder / "sketch_test.txt"
+    whole = path.read_text().splitlines()
+    write(path, whole[:1])
+    assert refused("domainnet", folder).startswith(f"{path} names nothing of the ten classes: get it again, or set ")
+    for line in ("sketch\\bird\\x.jpg", "sketch/bird/x.jpg", "sketch/aircraft_carrier/x.jpg 0.jpg"):
+        write(path, [*whole, line])
+        assert f"{path} line {len(whole) + 1} is {line!r}: expected domain/class/image.jpg number" in refused(
+            "domainnet", folder
+        )
+
+
 def test_dogs_whose_lists_do_not_fit(tmp_path: Path) -> None:
     folder = downloads.dogs(tmp_path)
     path = folder / "train_list.mat"

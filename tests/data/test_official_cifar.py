@@ -159,10 +159,12 @@ def test_a_binary_version_that_is_not_whole_is_one_line(damage: Damage, words: s
     assert words in fails(f"cifar100:{folder}")
 
 
-def test_training_files_of_cifar_10_are_of_one_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["data_batch_4.bin", "test_batch.bin"])
+def test_files_of_cifar_10_are_of_one_length(name: str, tmp_path: Path) -> None:
+    """So that one which was cut off between two rows is seen."""
     folder = small_cifar.cifar_10(tmp_path, "bin", each=20)
-    cut("data_batch_4.bin", 3073 * 10)(folder)
-    assert "data_batch_4.bin has 10 rows, other files 20" in fails(f"cifar10:{folder}")
+    cut(name, 3073 * 10)(folder)
+    assert f"{name} has 10 rows, others 20" in fails(f"cifar10:{folder}")
 
 
 @pytest.mark.parametrize("source", ["cifar10", "cifar100", "cifar10-c", "cifar100-c", "tinyimagenet"])
@@ -274,6 +276,20 @@ def test_corrupted_files_that_are_not_whole_are_one_line(damage: Damage, words: 
     assert words in fails(f"cifar10-c:{folder}")
 
 
+def test_official_kinds_that_are_missing_are_told(tmp_path: Path) -> None:
+    """Nobody notices 18 clients where there should be 19; other kinds may stand beside them."""
+    told: list[str] = []
+    folder = small_cifar.cifar_c(tmp_path, kinds=[*cifar_c.OFFICIAL[1:], "caustic_noise"])
+    dataset = load(Source.of(source=f"cifar10-c:{folder}"), notice=told.append)
+    line = f"cifar10-c:{folder}: 1 of the 19 official kinds are not there (brightness), so 19 clients"
+    assert told == [line]
+    assert dataset.train_client is not None
+    assert len(set(dataset.train_client)) == 19
+    np.save(folder / "brightness.npy", np.load(folder / "fog.npy"))
+    load(Source.of(source=f"cifar10-c:{folder}"), notice=told.append)
+    assert told == [line]
+
+
 def test_more_kinds_than_fit_are_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_cifar.cifar_c(tmp_path)
     monkeypatch.setattr(cifar_c, "available", lambda: 2 * 150 * 3072 - 1)
@@ -331,6 +347,10 @@ TINY_DAMAGE: dict[str, tuple[Damage, str]] = {
         "n02012849/images holds no images",
     ),
     "no training images": (lambda folder: shutil.rmtree(folder / "train"), "train has no folder n01443537"),
+    "a training image that is listed": (
+        gone("train/n02012849/images/n02012849_0.JPEG"),
+        "n02012849_boxes.txt names n02012849_0.JPEG, which is not in",
+    ),
     "an image that is listed": (gone("val/images/val_3.JPEG"), "val_annotations.txt names val_3.JPEG, which is not in"),
     "an image that is not listed": (
         lambda folder: shutil.copy(folder / "val/images/val_3.JPEG", folder / "val/images/val_99.JPEG"),

@@ -118,15 +118,16 @@ def names_of(path: Path, names: object) -> tuple[str, ...]:
 def dataset_of(name: str, layout: Layout, folder: Path, columns: Columns) -> tuple[Dataset, Batch]:
     """The rows in the files of a layout, labelled by the last column, and the training rows with all columns."""
     batches = [layout.read(folder / file, columns) for file in layout.train]
-    most = max(len(batch.images) for batch in batches)
-    for file, batch in zip(layout.train, batches, strict=True):
-        if len(batch.images) < most:
-            raise FedkeelError(f"{folder / file} has {len(batch.images):,} rows, other files {most:,}: get it again")
+    test = layout.read(folder / layout.test, columns)
+    if len(batches) > 1:  # then the test file is as long as each of the others
+        most = max(len(batch.images) for batch in batches)
+        for file, batch in zip((*layout.train, layout.test), (*batches, test), strict=True):
+            if len(batch.images) != most:
+                raise FedkeelError(f"{folder / file} has {len(batch.images):,} rows, others {most:,}: get it again")
     train = Batch(
         np.concatenate([batch.images for batch in batches]),
         {key: np.concatenate([batch.labels[key] for batch in batches]) for key in columns},
     )
-    test = layout.read(folder / layout.test, columns)
     key = list(columns)[-1]
     dataset = Dataset(
         name=name,

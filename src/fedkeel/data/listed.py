@@ -119,6 +119,9 @@ def dataset_of(
     both = joined(train, test)
     if strange := next((label for label in both.classes if label not in class_names), None):
         raise unknown(f"class in {source.source}:", strange, class_names)
+    for part, listed_there in (("training", {*train.classes}), ("test", {*test.classes})):
+        if lost := next((name for label, name in class_names.items() if label not in listed_there), None):
+            raise FedkeelError(f"{source.source}: no {part} image is listed of class {lost!r}: get the lists again")
     if len(both.paths) >= MANY:
         notice(f"{source.source}: reading {len(both.paths):,} images for their fingerprint")
     position = {label: at for at, label in enumerate(class_names)}

@@ -21,6 +21,12 @@ from fedkeel.data.shares import held_out
 from fedkeel.data.sources.base import Source, register
 
 LABELS = "labels.npy"
+OFFICIAL = (
+    "brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_blur", "gaussian_noise",
+    "glass_blur", "impulse_noise", "jpeg_compression", "motion_blur", "pixelate", "saturate", "shot_noise", "snow",
+    "spatter", "speckle_noise", "zoom_blur",
+)  # fmt: skip
+"""The kinds of the archive."""
 SEVERITIES = 5
 """Each file has all photos once for each, in their order."""
 
@@ -39,6 +45,9 @@ class Corrupted(Source):
         kinds = sorted(path for path in folder.glob("[!.]*.npy") if path.name != LABELS)
         if not kinds:
             raise FedkeelError(f"{folder} has no file but {LABELS}: expected one for each kind, such as fog.npy")
+        if lost := [kind for kind in OFFICIAL if kind not in {path.stem for path in kinds}]:
+            told = f"{len(lost)} of the {len(OFFICIAL)} official kinds are not there ({', '.join(lost)})"
+            notice(f"{self.source}: {told}, so {len(kinds)} clients")
         files = [_images(path, len(labels) * SEVERITIES) for path in kinds]
         taken = range(SEVERITIES) if self.severity == 0 else [self.severity - 1]
         self._must_fit(files, len(taken) * len(labels))

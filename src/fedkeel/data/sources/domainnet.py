@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from fedkeel.core.errors import FedkeelError
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.files import read_lines
@@ -39,5 +40,15 @@ class DomainNet(Source):
         """Of a list the classes that are wanted: folders of others need not be there."""
         entries = read_lines(folder / name)
         if self.classes == "ten":
-            entries = [(place, entry) for place, entry in entries if PurePosixPath(entry).parent.name in TEN]
+            entries = [(place, entry) for place, entry in entries if _wanted(entry)]
+        if not entries:
+            raise FedkeelError(
+                f"{folder / name} names nothing of the ten classes: get it again, or set data.classes=all"
+            )
         return listed(folder / name, entries, folder, numbered, "domain/class/image.jpg number")
+
+
+def _wanted(entry: str) -> bool:
+    """Whether an entry is of one of the ten classes; one that says nothing is kept, to be told."""
+    path, _, number = entry.rpartition(" ")
+    return not number.isdigit() or PurePosixPath(path).parent.name in TEN

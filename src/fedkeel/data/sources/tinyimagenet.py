@@ -74,7 +74,14 @@ def _train(folder: Path, label: Mapping[str, int]) -> dict[Path, int]:
     for wnid in sorted(there ^ set(label)):
         said = f"has a folder {wnid}, which {LIST} does not name"
         raise FedkeelError(f"{train} " + (f"has no folder {wnid}, which {LIST} names" if wnid in label else said))
-    return {path: label[wnid] for wnid in label for path in image_paths(train / wnid / "images")}
+    found = {wnid: image_paths(train / wnid / "images") for wnid in label}
+    for wnid, paths in found.items():
+        boxes = train / wnid / f"{wnid}_boxes.txt"  # which nobody needs; it has the names of all
+        there = {path.name for path in paths}
+        lost = [name for name, *_ in _lines(boxes, 1) if name not in there] if boxes.is_file() else []
+        if lost:
+            raise FedkeelError(f"{boxes} names {lost[0]}, which is not in {train / wnid / 'images'}")
+    return {path: label[wnid] for wnid, paths in found.items() for path in paths}
 
 
 def _validation(folder: Path, label: Mapping[str, int]) -> dict[Path, int]:
