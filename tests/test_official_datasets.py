@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[str, str, bytes | None, str]] = {
         "TinyImageNet-200", "tiny-imagenet-200/train/n02012849", None, "has no folder n02012849, which wnids.txt names",
     ),
     "a list names what is not there": (
-        "Food101-LT", "food-101/images/apple_pie/000001.jpg", None, "train.txt line 2 names apple_pie/000001.jpg, which",
+        "Food101-LT", "food-101/images/apple_pie/000001.jpg", None, "train.txt line 2 names apple_pie/000001.jpg",
     ),
     "a truncated .npy": ("CIFAR-10-C", "CIFAR-10-C/jpeg_compression.npy", b"\x93NUMPY\x01\x00", "no sound header"),
     "a forbidden pickle": (
