@@ -100,8 +100,14 @@ def test_rows_for_validation_are_left_out_unless_it_is_said_what_they_are_for(tm
     assert said == [f"{path}: 1 rows are for validation: left out (data.valid says train or test)"]
     assert [len(part) for part in (read(path, valid="train").train, read(path, valid="train").test)] == [3, 1]
     assert [len(part) for part in (read(path, valid="test").train, read(path, valid="test").test)] == [2, 2]
-    path.write_text(path.read_text().replace("valid", "dev"))
-    assert "t.csv line 3: split is 'dev'; expected train, valid or test" in refused(path)
+    for text in ("val", "Validation", "DEV ", " valid"):
+        path.write_text(path.read_text().replace("valid", text))
+        assert [len(read(path).train), len(read(path).test)] == [2, 1]
+        path.write_text(path.read_text().replace(text, "valid"))
+    path.write_text(path.read_text().replace("train", "Training").replace("test", "testing"))
+    assert [len(read(path).train), len(read(path).test)] == [2, 1]
+    path.write_text(path.read_text().replace("valid", "devel"))
+    assert "t.csv line 3: split is 'devel'; expected train, valid or test" in refused(path)
 
 
 def test_several_columns_of_labels_are_one_class_each(tmp_path: Path) -> None:
@@ -118,6 +124,32 @@ def test_several_columns_of_labels_are_one_class_each(tmp_path: Path) -> None:
     )
     assert "no column 'Odema': did you mean 'Edema'?" in refused(written(tmp_path, *rows), label_column="Odema,Edema")
     assert read(written(tmp_path, *rows), label_column="Edema").class_names == ("0", "0.0", "1")
+
+
+def test_findings_that_are_not_mentioned_are_what_the_rule_says(tmp_path: Path) -> None:
+    rows = ["image,Edema,No Finding", "a.png,1,", "b.png,,1.0", "c.png,1,1", "d.png,0,0"]
+    names = {"label_column": "Edema,No Finding"}
+    path = written(tmp_path, *rows)
+    assert "2 of 4 rows have empty cells" in refused(path, **names)
+    found = read(path, **names, empty_label="zeros")
+    assert [path.name for path in found.train] == ["a.png", "b.png"]
+    assert found.train_labels.tolist() == [0, 1]
+    path = written(tmp_path, rows[0], "a.png,0,", "b.png,,0", "c.png,1,")
+    assert [found.name for found in read(path, **names, empty_label="ones").train] == ["a.png", "b.png"]
+    assert "'zeros' is for several label columns of ones and zeros, data.label_column names 'Edema' alone" in refused(
+        path, label_column="Edema", empty_label="zeros"
+    )
+    assert "no column 'Odema'" in refused(path, label_column="Edema,Odema", empty_label="zeros")
+
+
+def test_a_table_made_on_windows_has_backslashes(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    before = read(path)
+    path.write_text(path.read_text().replace("scans/", "scans\\"))
+    assert read(path).train == before.train
+    assert read(path).fingerprint == before.fingerprint
+    path.write_text(path.read_text().replace("02.png", "77.png"))
+    assert "(1 of 24 images are missing)" in refused(path)
 
 
 def test_several_columns_of_attributes_are_one_together(tmp_path: Path) -> None:
