@@ -1,4 +1,4 @@
-"""The paper scale of every recipe has the values that its paper prints or, where that says nothing, its released code."""
+"""The paper scale of every recipe has the values that its paper prints or, where it has none, its released code."""
 
 from __future__ import annotations
 

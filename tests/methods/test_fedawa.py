@@ -26,13 +26,16 @@ def weights(a: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def objective(a: np.ndarray, n: np.ndarray, moves: np.ndarray, before: np.ndarray) -> float:
-    """sum_k lambda_k |tau_k - tau| + 1 - cos(theta + tau, theta)."""
-    lam, vectors, theta = weights(a, n), moves.reshape(len(moves), -1), before.ravel()
-    tau = lam @ vectors
-    after = theta + tau
-    length = np.linalg.norm(after) * np.linalg.norm(theta)
-    cosine = after @ theta / length if length > 1e-12 else 0.0
-    return float(lam @ np.linalg.norm(vectors - tau, axis=1) + 1 - cosine)
+    """sum_k lambda_k (|tau_k - tau| + 1 - cos(theta_k, theta)), client by client; 0 has no direction."""
+    lam, theta = weights(a, n), before.ravel()
+    tau = sum(share * move.ravel() for share, move in zip(lam, moves, strict=True))
+    total = 0.0
+    for share, move in zip(lam, moves, strict=True):
+        mine = theta + move.ravel()
+        length = np.sqrt((mine**2).sum() * (theta**2).sum())
+        cosine = (mine * theta).sum() / length if length > 1e-12 else 0.0
+        total += share * (np.sqrt(((move.ravel() - tau) ** 2).sum()) + 1 - cosine)
+    return float(total)
 
 
 def adam(a: np.ndarray, steps: int, lr: float, *of: np.ndarray) -> np.ndarray:
@@ -61,6 +64,22 @@ def test_the_server_learns_its_weights() -> None:
     assert_allclose(after.server[LOGITS], [a[1], 0.7, a[2], a[3], a[0]], rtol=1e-5, atol=1e-6)
     assert_allclose(after.shared["head.weight"], BEFORE + np.tensordot(weights(a, N), MOVES, 1), rtol=1e-5, atol=1e-6)
     assert np.abs(a - [0.3, 0.1, 0.0, -0.2]).min() > 0.05
+
+
+def test_statistics_of_batch_norms_have_no_say_and_the_same_weights() -> None:
+    """They are no part of theta: however far they move, the same is learnt, and they move by it."""
+    name, moved = "stats.norm.running_mean", torch.tensor([[100.0], [-300.0], [0.0], [7.0]])
+    state = State(
+        {"head.weight": torch.from_numpy(BEFORE).float(), name: torch.ones(1)},
+        {LOGITS: torch.zeros(4, dtype=torch.float64)},
+    )
+    each = {"head.weight": torch.from_numpy(MOVES).float(), name: moved}
+    method = FedAWA(server_steps=4, server_lr=0.05)
+    after = method.merge(state, Update({}, each, torch.arange(4), torch.from_numpy(N), 1), method.plan(1)[0])
+    plain = merged(method, [0.0] * 4, MOVES, [0, 1, 2, 3])
+    assert torch.equal(after.server[LOGITS], plain.server[LOGITS])
+    lam = weights(after.server[LOGITS].numpy(), N)
+    assert_allclose(after.shared[name], 1 + lam @ moved.numpy(), rtol=1e-5)
 
 
 def test_a_client_that_goes_elsewhere_counts_less_from_round_to_round() -> None:
