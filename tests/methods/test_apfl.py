@@ -76,3 +76,6 @@ def test_alpha_stays_between_0_and_1() -> None:
         who, task = reading_images(clients((6, 9)), CLASSES)
         played(method, LocalEngine(who), method.start(task), rounds=3)
         assert all(0 <= float(mine["alpha"]) <= 1 for mine in private(who).values())
+    w, v = {"head.weight": torch.tensor([1.0])}, {own("head.weight"): torch.tensor([3.0])}
+    for alpha, mixed in ((-0.5, 1.0), (0.25, 1.5), (1.5, 3.0)):
+        assert mixture(w, {**v, "alpha": torch.tensor([alpha])})["head.weight"].item() == mixed

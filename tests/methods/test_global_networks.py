@@ -80,6 +80,10 @@ def test_feduv_s_terms() -> None:
     assert float(missing_variance(torch.eye(5))) == pytest.approx(0, abs=1e-6)
     assert float(missing_variance(torch.full((7, 4), 0.25))) == pytest.approx(0.5, abs=1e-5)
     assert float(crowding(torch.tensor([[0.0, 0], [1, 0], [0, 1]]))) == pytest.approx((2 * np.exp(-1) + np.exp(-2)) / 3)
+    two_of_three = torch.tensor([[1.0, 0, 0], [0, 1, 0]])  # deviations sqrt(1/2), sqrt(1/2), 0: too much is not missed
+    assert float(missing_variance(two_of_three)) == pytest.approx(1 / np.sqrt(3) / 3, abs=1e-5)
+    mostly = crowding(torch.tensor([[0.0], [0.0], [0.0], [2.0]]))  # squares 0, 0, 0, 4, 4, 4
+    assert float(mostly) == pytest.approx((3 + 3 * np.exp(-1)) / 6)
     twice = crowding(torch.tensor([[0.0], [0.0], [2.0]]))  # squares 0, 4, 4: the median of those apart is 4
     assert float(twice) == pytest.approx((1 + 2 * np.exp(-1)) / 3)
 

@@ -253,6 +253,8 @@ def test_fedprompt_averages_prompts_place_by_place() -> None:
     method = METHODS["fedprompt"](prompts=3, optimizer="sgd", lr=0.5, batch=50, weight_decay=0.0)
     who, task = reading(clients((5, 9)), CLASSES)
     start, mean = method.start(task), dict[str, Tensor]()
+    assert start.shared["prompts"].shape == (3, WIDTH)
+    assert METHODS["fedprompt"]().start(task).shared["prompts"].shape == (10, WIDTH)
     for client, rows in enumerate((5, 9)):
         leaves = {name: value.clone().requires_grad_() for name, value in start.shared.items()}
         features = who.x[who.rows(client)].features(prompts=leaves["prompts"])

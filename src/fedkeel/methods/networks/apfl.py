@@ -9,7 +9,8 @@ w_i is averaged as in FedAvg; v_i and alpha_i never leave the client, which pred
 the gradients of f_i(vbar_i) by v_i and alpha_i, so one loss, f_i(w_i) + f_i(vbar_i) with w_i held fixed in the second
 part, gives all three.
 
-Our choices: alpha starts at 0.5; it moves by the optimizer of the models; v_i starts at the w that the client is first
+Our choices: alpha starts at 0.5; it moves by the optimizer of the models, and a step that takes it out of [0, 1] is its
+last one of the visit, which ends at that bound; v_i starts at the w that the client is first
 visited with; vbar has statistics of batch norms of its own; between visits and in the end it mixes with the w of the
 moment.
 """
