@@ -89,6 +89,12 @@ def test_ova_lp_s_table_of_noise() -> None:
         if cell.method.name == "co-teaching":
             assert of(cell)["forget"] == shift.noise_ratio
         assert cell.partition.name == "iid"
+    for kind in ("symmetric", "asymmetric"):
+        networks = GRIDS[f"ova-lp/noise/cifar100-{kind}-networks"].cells([0])
+        assert {cell.method.name for cell in networks} == {"fedavg", "fedcorr", "fednoro", "fedltf"}
+        assert {(of(cell)["tune"], cell.experiment.data.encoder) for cell in networks} == {
+            ("network", "resnet18-small")
+        }
     assert ratios == {"symmetric": {0.3, 0.4, 0.5, 0.6, 0.7}, "asymmetric": {0.2, 0.3, 0.4}}
 
 

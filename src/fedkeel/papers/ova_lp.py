@@ -116,8 +116,9 @@ def _noise(kind: str, ratios: tuple[float, ...], column: int) -> tuple[Claim, ..
         against = {"shift.noise_ratio": ratios[0]} if place else {}
         metric, setting = "decline" if place else "accuracy", f"{kind} noise {ratio:.2f}"
         for name, row in _TABLE_2.items():
-            method = SOFTMAX if name == "fedltf, stage 2" else name  # its linear probe is our softmax head
-            claim = Claim(metric, row[column][place], method=method, partitions=IID, where=where, setting=setting,
+            probe = name == "fedltf, stage 2"  # its linear probe is our softmax head
+            claim = Claim(metric, row[column][place], method=SOFTMAX if probe else name, partitions=IID,
+                          where=where | ({"method.tune": "head"} if probe else {}), setting=setting,
                           against=against, called=name.partition(":")[0])  # fmt: skip
             claims.append(claim)
     return tuple(claims)
@@ -263,8 +264,8 @@ RECIPES: dict[str, tuple[Source, ...]] = {
                 "not with clean labels; the others are relative declines from it, 100 × (reference – accuracy) / "
                 "reference.",
                 "All rows but OvA-LP's were copied by the paper from FedLTF, whose networks are ResNet-18 trained "
-                "without pre-trained weights. Ours share the frozen encoder, so the accuracies of the baselines are "
-                "not comparable with the paper's.",
+                "without pre-trained weights. Where ours share the frozen encoder, the accuracies of the baselines are "
+                "not comparable with the paper's; those of whole networks are, as far as they go (the paper scale).",
                 "The paper does not name its split: clients are IID here, as FedLTF's are. FedLTF's stage 2 is a "
                 "linear probe, which on a frozen encoder is the softmax head of fedavg; fedltf is its stage 3.",
             ),

@@ -47,7 +47,7 @@ LOSSES, NOISY, VOTES = "losses", "per_client.noisy", 9
 @register("fednoro", paper="noisy clients found by class losses, taught, averaged by distance (Wu et al., IJCAI 2023)")
 class FedNoRo(HeadOrNetwork):
     warm_up: float = Field(0.1, gt=0, lt=1)
-    """share of the rounds before clients are per_client apart"""
+    """share of the rounds before clients are told apart"""
     ramp: float = Field(0.5, gt=0, le=1)
     """share of the rounds after which the teacher has its full weight"""
     distil: float = Field(0.8, ge=0, le=1)
@@ -94,7 +94,7 @@ class FedNoRo(HeadOrNetwork):
         return {LOSSES: torch.where(visit.counts > 0, total / visit.counts.clamp_min(1), -1.0)}, {}
 
     def teacher_weight(self, visit: Visit) -> Tensor:
-        """w: one number for each client; 0 for clean clients, and for all before clients are per_client apart."""
+        """w: one number for each client; 0 for clean clients, and for all before clients are told apart."""
         first, last = self.warm_up_rounds + 1, max(self.ramp * self.rounds, self.warm_up_rounds + 2)
         s = min(1.0, max(0.0, (visit.round - first) / (last - first)))
         return self.distil * math.exp(-5 * (1 - s) ** 2) * visit.per_client[NOISY].unsqueeze(-1)
