@@ -72,6 +72,16 @@ def test_commands_in_the_text_are_real() -> None:
         app.parse_args(line.split()[1:], exit_on_error=False, print_error=False)
 
 
+def test_the_readme_counts_what_there_is() -> None:
+    """As ``fedkeel list`` has it."""
+    from fedkeel.core.method import METHODS
+
+    ours = {name for name in METHODS if METHODS[name].__module__.startswith("fedkeel.")}
+    assert re.findall(r"(\d+) methods", (ROOT / "README.md").read_text()) == [str(len(ours))]
+    listed = {line.split()[0] for line in within("list", "methods", cwd=ROOT).stdout.splitlines()}
+    assert ours <= listed
+
+
 def test_links_and_pictures_exist() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):

@@ -100,6 +100,9 @@ def test_table_2_is_whole() -> None:
     assert [ours["asymmetric", ratio] for ratio in (0.2, 0.3, 0.4)] == [
         ("accuracy", 89.28), ("decline", 0.63), ("decline", 1.53),
     ]  # fmt: skip
+    probes = [claim for claim in source.claims if claim.called == "fedltf, stage 2"]
+    assert len(probes) == 8
+    assert {claim.where.get("method.tune") for claim in probes} == {"head"}, "a whole network is no probe"
 
 
 # --- claims and recipes -----------------------------------------------------------------------------------------------
