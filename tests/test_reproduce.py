@@ -410,6 +410,19 @@ def test_a_recipe_with_personal_models(tmp_path: Path) -> None:
         fk.reproduce("ova-lp/ablation", out=tmp_path, set=["personal.epochs=2"])
 
 
+def test_a_recipe_without_published_numbers_tells_those_of_its_personal_models(tmp_path: Path) -> None:
+    few = ["data.source=digits", "data.encoder=pixels", "partition.clients=6", "method.rounds=1", "personal.epochs=1"]
+    done = fk.reproduce("beyond/ova-lp-then-personal", seeds=[0], out=tmp_path, set=few)
+    rows = [line.split() for line in done.text.splitlines() if "lp, epochs=1" in line]
+    assert len(rows) == 9
+    for result in done.results:
+        (record,) = personalised(result.folder)
+        own, name, split = Personal.of(record), result.record.method, result.record.partition
+        numbers = [f"{100 * value:.2f}" for value in (own.local, own.global_incl, own.average_lgw)]
+        mine = [row for row in rows if row[0].rstrip(",") == name and split in row and row[-3:] == numbers]
+        assert mine, (name, split, numbers)
+
+
 def test_the_command_line_lists_recipes_and_names_mistakes(tmp_path: Path) -> None:
     listed = within("reproduce", "--list", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr

@@ -28,6 +28,7 @@ from fedkeel.papers.figures import FIGURES
 from fedkeel.papers.measures import Ran
 from fedkeel.personal.models import personalize
 from fedkeel.personal.plan import Wish
+from fedkeel.reporting import personalised
 from fedkeel.reporting.grouping import iid_twin
 from fedkeel.reporting.html import About, Part, book, write
 from fedkeel.reporting.personal_numbers import Personal
@@ -62,13 +63,17 @@ class Reproduction:
 
     def told(self, width: int | None) -> str:
         """As plain text so many columns wide."""
-        results = beside_text(self.sources, self.runs, width) or "\n\n".join(
-            f"{wrapped(part.title, width)}\n{as_text(part.records, width)}" for part in self.parts
-        )
+        parts = [text for part in self.parts for text in _numbers(part, width)]
+        results = beside_text(self.sources, self.runs, width) or "\n\n".join(filter(None, parts))
         other = f"With other settings than the recipe's: {self.changed}." if self.changed else ""
         other += f" {OTHER}" if self.changed and self.sources else ""
-        parts = [*(figure(width) for figure in self.figures), wrapped(other, width), results]
-        return "\n\n".join(filter(None, parts))
+        whole = [*(figure(width) for figure in self.figures), wrapped(other, width), results]
+        return "\n\n".join(filter(None, whole))
+
+
+def _numbers(part: Part, width: int | None) -> list[str]:
+    """Of a part what its runs have come to, and their personal models."""
+    return [f"{wrapped(part.title, width)}\n{as_text(part.records, width)}", personalised.as_text(part.records, width)]
 
 
 def reproduce(

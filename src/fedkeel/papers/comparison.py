@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -143,7 +143,10 @@ def text(sources: Sequence[Source], runs: Sequence[Ran], width: int | None = Non
             continue
         metrics, words = [METRICS[line.claim.metric].words for line in found], _words(found)
         several = len(set(metrics)) > 1
-        head, rows = _cells(found, columns(runs), words | ({"What": metrics} if several else {}))
+        heads = columns(runs)
+        ran = _ran(found, heads) if source.wide else range(len(heads))
+        found = [replace(line, ours=tuple(line.ours[k] for k in ran)) for line in found]
+        head, rows = _cells(found, [heads[k] for k in ran], words | ({"What": metrics} if several else {}))
         title = f"{source.name}. {source.title if several else metrics[0]}"
         shown.append(f"{wrapped(title, width)}\n{as_columns(head, rows, head.index('Paper'), width)}")
     return "\n\n".join(shown)
@@ -163,7 +166,7 @@ def _table(found: Sequence[Line], heads: Sequence[str]) -> Table:
 
 def _wide(found: Sequence[Line], heads: Sequence[str]) -> Table:
     """Its columns are metrics, each with the paper's number and ours where some were run."""
-    ran = [k for k in range(len(heads)) if any(line.ours[k] for line in found)]
+    ran = _ran(found, heads)
     metrics = list(dict.fromkeys(line.claim.metric for line in found))
     words = _words([line for line in found if line.claim.metric == metrics[0]])
     rows: list[list[str]] = [list(cells) for cells in zip(*words.values(), strict=True)]
@@ -177,6 +180,11 @@ def _wide(found: Sequence[Line], heads: Sequence[str]) -> Table:
     alone = named[0] if len(named) == 1 else ""  # one name is said once
     head = [*words, *["Paper", *(["Ours"] if alone else named)] * len(metrics)]
     return Table(head, rows, len(words), corner=alone, over=[METRICS[metric].words for metric in metrics])
+
+
+def _ran(found: Sequence[Line], heads: Sequence[str]) -> list[int]:
+    """The federations of which some were run."""
+    return [k for k in range(len(heads)) if any(line.ours[k] for line in found)]
 
 
 def _words(found: Sequence[Line]) -> dict[str, list[str]]:

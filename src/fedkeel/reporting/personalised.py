@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.personal.plan import Wish, unfinished
-from fedkeel.reporting.grouping import Group
+from fedkeel.reporting.columns import columns
+from fedkeel.reporting.grouping import Group, groups
 from fedkeel.reporting.personal_numbers import Personal
+from fedkeel.reporting.tables import format_spread
 from fedkeel.runs.events import Record, personalised
 
 OWN = "personal models of the method"
+SHOWN = {"local": "Local %", "global_incl": "Global %", "average_lgw": "Average %"}
+"""Numbers of ``Personal`` that a terminal shows."""
 ORDER = ("ft", "proximal-ft", "soup-ft", "sparse-ft", "lss-ft", "lp-ft")
 """In which strategies stand, as in LP-FT's tables (arXiv 2511.12695); others follow by name."""
 
@@ -89,6 +93,16 @@ def _chosen(record: Record) -> dict[str, Any]:
     """The settings that were chosen: those that the folder is named after; others come from defaults and the run."""
     method = record.start["config"]["method"]
     return {key: method[key] for key in re.findall(r"_([a-z][a-z_]*)=", record.folder.name) if key in method}
+
+
+def as_text(records: Sequence[Record], width: int | None = None) -> str:
+    """What personal models of some runs have come to as plain text; nothing where there are none."""
+    rows = [
+        [way.group.method, way.group.partition, way.label,
+         *(format_spread(*way.mean(number), digits=2) for number in SHOWN)]
+        for way in ways(groups(records)) if way.label != OWN
+    ]  # fmt: skip
+    return columns(["Method", "Split", "Then", *SHOWN.values()], rows, 3, width) if rows else ""
 
 
 def waiting(found: Sequence[Group]) -> list[str]:
