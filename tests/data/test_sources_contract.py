@@ -116,6 +116,28 @@ def test_it_is_listed_and_its_settings_are_a_section(name: str, tmp_path: Path) 
             build({"data": {"source": name}})
 
 
+@pytest.mark.parametrize("name", HERE)
+def test_what_is_missing_is_told_before_anything_is_read(name: str, tmp_path: Path) -> None:
+    """Of a downloaded dataset an empty folder, too; its copy is there, and so it is in the folder above."""
+    model = SOURCES[name]
+    if not model.marks:
+        return
+    for empty in (tmp_path / "empty", tmp_path / "other" / "inside"):
+        empty.mkdir(parents=True)
+        lack = Source.of(source=f"{name}:{empty}").missing()
+        assert lack is not None
+        assert not lack.fetched
+        assert lack.what == f"neither {empty} nor a folder in it has {' or '.join(model.marks)}"
+    copy = Source.of(source=SMALL[name](tmp_path / "copies"))
+    assert copy.missing() is None
+    if name not in ("food101", "aircraft", "dtd"):  # which are two folders deep
+        assert Source.of(source=f"{name}:{copy.path.parent}").missing() is None
+    (tmp_path / "file").touch()
+    lack = Source.of(source=f"{name}:{tmp_path / 'file'}").missing()
+    assert lack is not None
+    assert lack.what == f"{tmp_path / 'file'} cannot be looked into (Not a directory)"
+
+
 def test_what_comes_with_fedkeel_is_there() -> None:
     assert {path.suffix for path in EMBEDDED.iterdir()} >= {".npz", ".safetensors"}
 

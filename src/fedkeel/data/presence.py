@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,6 +24,17 @@ class Lack(NamedTuple):
 
 def lack_of_path(path: Path) -> Lack | None:
     return None if os.path.exists(path) else Lack(f"there is no {path.absolute()}")
+
+
+def lack_of_marks(folder: Path, marks: Sequence[str]) -> Lack | None:
+    """Of a dataset that is unpacked there, or in a folder there: it has one of these files or folders."""
+    try:
+        places = [folder, *(Path(entry) for entry in os.scandir(folder) if entry.is_dir())]
+    except OSError as error:
+        return Lack(f"{folder.absolute()} cannot be looked into ({error.strerror})")
+    if any(os.path.exists(place / mark) for place in places for mark in marks):
+        return None
+    return Lack(f"neither {folder.absolute()} nor a folder in it has {' or '.join(marks)}")
 
 
 def lack_of_package(name: str, extra: str) -> Lack | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
@@ -17,9 +18,11 @@ TRAIN, TEST = "images_variant_trainval.txt", "images_variant_test.txt"
     {"aircraft:FOLDER": "FGVC-Aircraft as downloaded: data/ with images/, variants.txt and the lists of the variants"}
 )
 class Aircraft(Source):
+    marks: ClassVar[tuple[str, ...]] = (f"data/{TRAIN}", TRAIN)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """The official split, by the 100 variants."""
-        folder = must_find(self, f"data/{TRAIN}", TRAIN).parent
+        folder = must_find(self, *self.marks).parent
         names = {name: clean(name) for _, name in read_lines(folder / "variants.txt")}
         train, test = (
             read_list(folder / part, folder / "images", _cut, "an image's number and its variant")

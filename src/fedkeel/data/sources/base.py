@@ -14,7 +14,7 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.registry import Registry
 from fedkeel.core.settings import Open
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.presence import Lack, lack_of_path
+from fedkeel.data.presence import Lack, lack_of_marks, lack_of_path
 
 SOURCES: Registry[Source] = Registry("source", "fedkeel.data.sources")
 EMBEDDED = Path(__file__).parents[1] / "embedded"
@@ -37,6 +37,9 @@ class Source(Open):
     """Whether what stands after the colon is a fingerprint of the rows: then they cannot change under it."""
     general: ClassVar[bool] = False
     """Whether it reads any dataset of its format: then what stands after the colon says which one it is."""
+
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Files or folders of which a downloaded dataset has one, in its folder or in a folder there."""
 
     source: str
     """newsgroups20, digits, digits5, coloured-digits, cifar10, npz:FILE, csv:FILE, images:FOLDER, table:FILE.csv,
@@ -88,7 +91,9 @@ class Source(Open):
 
     def missing(self) -> Lack | None:
         """What it names that is not here, as far as that can be told without reading."""
-        return lack_of_path(self.path) if self.reference and not self.by_content else None
+        if not self.reference or self.by_content:
+            return None
+        return lack_of_path(self.path) or (lack_of_marks(self.path, self.marks) if self.marks else None)
 
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """All rows, as far as the source is whole; ``notice`` is told what takes long."""

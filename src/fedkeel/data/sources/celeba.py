@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from os.path import isfile
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedkeel.core.errors import FedkeelError, shortened
 from fedkeel.data.dataset import Dataset
@@ -29,6 +29,8 @@ OPPOSITE = {"Male": "female"}
 
 @register({"celeba:FOLDER": "CelebA (img_align_celeba, list_attr_celeba, list_eval_partition), one of 40 attributes"})
 class Celeba(Source):
+    marks: ClassVar[tuple[str, ...]] = ("list_attr_celeba.txt", "list_attr_celeba.csv")
+
     label_column: str = "Smiling"
     """an attribute: rows with it and without it; or several, such as Black_Hair,Blond_Hair: each row is of the one
     that it has"""

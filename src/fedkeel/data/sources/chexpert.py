@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.dataset import Dataset
@@ -27,6 +27,8 @@ UNKNOWN = ("", "Unknown")
 
 @register({"chexpert:FOLDER": "CheXpert (train.csv, valid.csv), two findings or one, with the patient's sex"})
 class Chexpert(Source):
+    marks: ClassVar[tuple[str, ...]] = ("train.csv",)
+
     label_column: str = "Edema,No Finding"
     """two or more findings: each row is of the one that it has, rows with none or several are left out; or one
     finding: rows with it and without it"""

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from fedkeel.core.errors import FedkeelError, Missing
 from fedkeel.data.cifar import CIFAR10, PIXELS, Layout, binary, dataset_of, names_of, pickled, unpacked
@@ -36,6 +37,8 @@ PATIENCE = 15  # seconds between two signs of life while npm works
     }
 )
 class Cifar10(Source):
+    marks: ClassVar[tuple[str, ...]] = (PYTHON.folder, BINARY.folder, PYTHON.test, BINARY.test)
+
     source: str = "cifar10"
 
     def missing(self) -> Lack | None:

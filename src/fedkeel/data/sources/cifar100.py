@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.cifar import Layout, binary, dataset_of, names_of, pickled, unpacked
@@ -21,6 +22,8 @@ LEVELS = ("coarse", "fine")
 
 @register({"cifar100:FOLDER": "60,000 photos of 32 x 32 pixels in 100 classes, from cifar-100-python or -binary"})
 class Cifar100(Source):
+    marks: ClassVar[tuple[str, ...]] = (PYTHON.folder, BINARY.folder, *PYTHON.about, *BINARY.about)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Fine labels are the classes, coarse ones their superclasses."""
         layout, folder = unpacked(self.source, self.path, (PYTHON, BINARY))

@@ -106,12 +106,14 @@ class Corrupted(Source):
 @register({"cifar10-c:FOLDER": "CIFAR-10-C, a client for each kind of corruption, from the official folder"})
 class Cifar10C(Corrupted):
     archive = "CIFAR-10-C"
+    marks = ("CIFAR-10-C", LABELS)
     names = CIFAR10
 
 
 @register({"cifar100-c:FOLDER": "CIFAR-100-C, a client for each kind of corruption, from the official folder"})
 class Cifar100C(Corrupted):
     archive = "CIFAR-100-C"
+    marks = ("CIFAR-100-C", LABELS)
     names = CIFAR100
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ PICKLES = ("*.pkl", "*/*.pkl", "*/*/*.pkl")
 
 @register({"digit5:FOLDER": "MNIST, MNIST-M, SVHN, SynthDigits and USPS in their usual .mat files, one client each"})
 class Digit5(Source):
+    marks: ClassVar[tuple[str, ...]] = (*FILES["mnist-m"], "mnist-m.npz")
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """All rows of each domain's own parts, as 32 x 32 pixels in colour; the domain is the client."""
         domains = [self._domain(domain) for domain in FILES]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,9 +20,11 @@ TRAIN, TEST = "train_list.mat", "test_list.mat"
 
 @register({"dogs:FOLDER": f"Stanford Dogs as downloaded: Images/, {TRAIN} and {TEST}"})
 class Dogs(Source):
+    marks: ClassVar[tuple[str, ...]] = (TRAIN, f"lists/{TRAIN}")
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """The official split of 120 breeds; a class is called after its folder, such as n02085620-Chihuahua."""
-        lists = must_find(self, TRAIN, f"lists/{TRAIN}").parent
+        lists = must_find(self, *self.marks).parent
         images = must_find(self, "Images", "images")
         train, test = (
             listed(lists / part, _entries(lists / part), images, numbered, "a path and a number")

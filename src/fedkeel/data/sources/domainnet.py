@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.class_names import clean
@@ -24,12 +24,14 @@ TEN = frozenset(
     {"domainnet:FOLDER": "DomainNet as downloaded: clipart/ ... sketch/ with clipart_train.txt, clipart_test.txt ..."}
 )
 class DomainNet(Source):
+    marks: ClassVar[tuple[str, ...]] = (f"{DOMAINS[0]}_train.txt",)
+
     classes: Literal["ten", "all"] = "ten"
     """ten: bird, feather, headphones, ice cream, teapot, tiger, whale, windmill, wine glass and zebra; all: all 345"""
 
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """The official split of each domain; the domain is the client."""
-        folder = must_find(self, f"{DOMAINS[0]}_train.txt").parent
+        folder = must_find(self, *self.marks).parent
         train, test = (
             joined(*(self._images(folder, f"{domain}_{part}.txt") for domain in DOMAINS)) for part in ("train", "test")
         )

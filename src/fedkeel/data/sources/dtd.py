@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
@@ -14,9 +15,11 @@ from fedkeel.data.sources.base import Source, register
     {"dtd:FOLDER": "Describable Textures as downloaded: images/ and labels/ with train1.txt, val1.txt, test1.txt"}
 )
 class Dtd(Source):
+    marks: ClassVar[tuple[str, ...]] = ("labels/train1.txt",)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """The first of the ten official splits, its training and validation images to train on."""
-        labels = must_find(self, "labels/train1.txt").parent
+        labels = must_find(self, *self.marks).parent
         images = labels.parent / "images"
         train, held, test = (
             read_list(labels / f"{part}1.txt", images, _cut, "texture/image.jpg") for part in ("train", "val", "test")

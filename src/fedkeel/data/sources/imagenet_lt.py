@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from os.path import isfile
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 from fedkeel.core.errors import FedkeelError
 from fedkeel.data.class_names import of_wordnet
@@ -21,9 +22,11 @@ NAMES = ("classnames.txt", "LOC_synset_mapping.txt", "words.txt")
 
 @register({"imagenet-lt:FOLDER": f"ImageNet-LT: {TRAIN}, {TEST}, names of classes, train/ and val/"})
 class ImageNetLT(Source):
+    marks: ClassVar[tuple[str, ...]] = (TRAIN,)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """The official lists; images lie where they name them, or as Kaggle's archive has them."""
-        lists = must_find(self, TRAIN).parent
+        lists = must_find(self, *self.marks).parent
         images = must_find(self, "train", "ILSVRC/Data/CLS-LOC/train").parent
         train, test = (
             read_list(lists / part, images, _cut(images), "train/n01440764/n01440764_190.JPEG 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import PurePosixPath
+from typing import ClassVar
 
 from fedkeel.data.class_names import clean
 from fedkeel.data.dataset import Dataset
@@ -16,9 +17,11 @@ TRAIN, TEST = "Places_LT_train.txt", "Places_LT_test.txt"
 
 @register({"places-lt:FOLDER": f"Places-LT: {TRAIN} and {TEST} with the folders of Places365 that they name"})
 class PlacesLT(Source):
+    marks: ClassVar[tuple[str, ...]] = (TRAIN,)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Both ways in which the lists are handed on: of ``data_256`` and ``val_256``, and of ``train`` and ``val``."""
-        lists = must_find(self, TRAIN).parent
+        lists = must_find(self, *self.marks).parent
         _, first = read_lines(lists / TRAIN)[0]
         images = must_find(self, first.partition("/")[0]).parent
         train, test = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ LIST, WORDS, ANNOTATIONS = "wnids.txt", "words.txt", "val_annotations.txt"
 
 @register({"tinyimagenet:FOLDER": "110,000 photos of 64 x 64 pixels in 200 classes, from tiny-imagenet-200"})
 class TinyImageNet(Source):
+    marks: ClassVar[tuple[str, ...]] = (ARCHIVE, LIST)
+
     def read(self, notice: Callable[[str], None]) -> Dataset:
         """Classes stand in the order of their wnids, and are called what words.txt says first."""
         folder = self.path if (self.path / LIST).is_file() else self.path / ARCHIVE
