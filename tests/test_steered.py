@@ -254,6 +254,7 @@ def test_a_plan_counts_what_is_there_and_what_is_missing(recipe: Recipe, tmp_pat
     assert (second.runs, second.open_runs, second.rounds, second.missing) == (2, 1, 2, [])
     assert [need.where for need in first.missing] == ["toy:toy.npz"]
     assert first.cells == "ridge × iid × seed 0, 1"
+    assert f"here, {tmp_path / 'other.npz'}" in plan.text
     for words in ("two small files", "missing: there is no", "--data toy=PATH", "1 of 2 grids would be skipped: first"):
         assert words in plan.text
     for width in (40, 80, 120):

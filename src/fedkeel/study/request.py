@@ -26,6 +26,8 @@ class Need(NamedTuple):
     lack: Lack | None
     give: str
     """how the user says where it is"""
+    place: str = ""
+    """the file or folder, of what is one and is here"""
 
     @property
     def missing(self) -> bool:
@@ -36,7 +38,7 @@ class Need(NamedTuple):
     def told(self) -> str:
         """What is missing, and what to do."""
         if self.lack is None:
-            return "here"
+            return f"here, {self.place}" if self.place else "here"
         return f"{self.lack.what}{f'; give it with {self.give}' if self.missing and self.lack.elsewhere else ''}"
 
 
@@ -142,7 +144,8 @@ def needs(one: Asked) -> list[Need]:
     for cell, named in zip(one.cells, one.named, strict=True):
         data, name = cell.experiment.data, named.experiment.data.dataset
         if data.source not in found:
-            found[data.source] = Need(name, data.source, data.missing(), f"--data {name}=PATH")
+            place = str(data.path.absolute()) if data.reference and data.path.exists() else ""
+            found[data.source] = Need(name, data.source, data.missing(), f"--data {name}=PATH", place)
         if data.encoder not in found:
             where = f"encoder {data.encoder}"
             found[data.encoder] = Need(where, where, lack_of_encoder(data.encoder), "--set data.encoder=hf:FOLDER")
