@@ -16,6 +16,7 @@ import small_cifar
 import small_tables
 from backbones import tiny_resnet
 from duals import clip_folder
+from fedkeel.data.sources.base import SOURCES
 from fedkeel.reporting import canvas
 from fedkeel.reporting.personal_numbers import Personal
 from fedkeel.reporting.tables import NOTHING
@@ -118,6 +119,28 @@ def test_the_command_ends_with_a_page_whose_paper_column_is_filled(
         (run,) = runs
         ours = {one.folder.name: Personal.of(one).global_incl for one in personalised(run.folder)}
         assert f"{100 * (ours['lp-ft_epochs=1'] or 0):.2f}" in rows["lp-ft"], "what stands there is what was run"
+
+
+DATA = Path(__file__).parents[1] / "docs" / "data.md"
+COMMAND = re.compile(r"^\| `([\w-]+):FOLDER` \|.*\| `fedkeel (run [^`]+)` \|$", re.M)
+RUNS = dict(COMMAND.findall(DATA.read_text()))
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_the_command_of_docs_data_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same copies, with four clients at most and a round."""
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(canvas, "draw", lambda *_: "<svg></svg>")
+    command = RUNS[name].replace(":FOLDER", f":{name}")
+    COPIES[name](tmp_path / name)
+    few = [] if "partition.clients" in command else ["partition.clients=4"]
+    done = within(*shlex.split(command), *few, "method.rounds=1", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_every_downloaded_dataset_has_its_row() -> None:
+    assert {name for name in SOURCES if SOURCES[name].marks} == set(RUNS) == {folder for folder, *_ in ROWS.values()}
 
 
 WRONG: dict[str, tuple[str, str, bytes | None, str]] = {
