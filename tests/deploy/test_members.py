@@ -18,6 +18,7 @@ import tomli_w
 
 from direct_grid import InProcess
 from federations import clients
+from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import BadMessage, FedkeelError
 from fedkeel.core.message import Down, encode
 from fedkeel.core.method import METHODS
@@ -27,6 +28,7 @@ from fedkeel.deploy.check import findings
 from fedkeel.deploy.contract import Contract
 from fedkeel.deploy.init import init, planned
 from fedkeel.deploy.rows import own_rows
+from fedkeel.deploy.server import starts
 from fedkeel.deploy.settings import read_server, read_site
 from fedkeel.deploy.site import Desk
 from fedkeel.deploy.worker import harmless, own_key
@@ -100,7 +102,10 @@ def test_everything_that_a_member_needs_is_there(consortium: Path) -> None:
         assert (consortium / name).stat().st_mode & 0o77 == 0, "for its owner alone"
     contract = Contract.load(consortium / "contract.toml")
     assert contract.sha256 in (consortium / "README.md").read_text()
-    assert "flower-superlink --host 127.0.0.1 --port 1 " in (consortium / "README.md").read_text()
+    assert (
+        "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 flower-superlink --host 127.0.0.1 --port 1 "
+        in (consortium / "README.md").read_text()
+    )
     assert read_server(consortium).terms == contract == read_site(north(consortium)).terms
     assert not list((consortium / "sites" / "north").glob("server*"))
 
@@ -329,6 +334,39 @@ def test_a_letter_outlives_the_process(tmp_path: Path) -> None:
     assert again.once(hand)
     assert len(hand.replies) == 1
     assert hand.confirmed == ["m1000"]
+
+
+def test_a_letter_of_the_inbox_is_not_obeyed_a_second_time(tmp_path: Path) -> None:
+    """Killed between the inbox and the note that it was here; then somebody who listened sends it once more."""
+    at, hand, ours = desk(tmp_path)
+    write_atomically(at.inbox, letter(ours).to_bytes())
+    assert at.once(hand)
+    hand.letters = [letter(ours)]
+    assert not at.once(hand)
+    assert len(hand.replies) == 1
+    assert "somebody sends it once more" in hand.failures[0]
+
+
+def test_what_was_seen_outlives_the_process_and_damage_is_told(tmp_path: Path) -> None:
+    at, hand, ours = desk(tmp_path)
+    hand.letters = [letter(ours)]
+    assert at.once(hand)
+    again = type(at.worker)(at.worker.site, at.worker.federation)
+    with pytest.raises(BadMessage, match="somebody sends it once more"):
+        again.opened(letter(ours).content)
+    seen = at.worker.site.kept / "seen"
+    seen.write_bytes(seen.read_bytes().replace(b"1000", b"0001"))
+    with pytest.raises(FedkeelError, match="seen is damaged"):
+        type(at.worker)(at.worker.site, at.worker.federation)
+
+
+def test_a_damaged_count_ofstarts_is_told(tmp_path: Path) -> None:
+    """Requests with numbers that were used before would be refused by every site."""
+    assert [starts(tmp_path) for _ in range(3)] == [1, 2, 3]
+    path = tmp_path / "journal" / "starts"
+    path.write_bytes(path.read_bytes().replace(b": 3}", b": 2}"))
+    with pytest.raises(FedkeelError, match="starts is damaged"):
+        starts(tmp_path)
 
 
 def test_a_letter_that_nobody_waits_for_is_left(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _own_model(worker: Worker, model: Model, accepted: int, log: Log) -> list[st
     if mine is None:
         return []
     save_client(client_file(log.folder, name), mine)
-    rows, labels = worker.sites(model.mean).site(0).rows("validation")
+    rows, labels = worker.rows(model.mean).rows("validation")
     temperature = None
     if len(labels):
         with torch.inference_mode():

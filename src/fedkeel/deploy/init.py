@@ -7,7 +7,6 @@ rows will do; no row of it is kept.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from fedkeel.core.settings import Section
 from fedkeel.core.watch import Watch
 from fedkeel.deploy.contract import NAME, Contract, EncoderTerms
 from fedkeel.deploy.settings import NOT_THEIRS, SERVER, SITE
-from fedkeel.engines.flower.contact import must_be_installed
+from fedkeel.engines.flower.contact import must_be_installed, typed
 from fedkeel.engines.flower.keys import (
     new_key,
     private_text,
@@ -259,7 +258,7 @@ def commands(deploy: Deploy, server: Path, database: bool = True) -> list[str]:
 
 def _readme(plan: Plan, contract: Contract) -> str:
     deploy = plan.deploy
-    superlink = shlex.join(commands(deploy, Path("server")))
+    superlink = typed(commands(deploy, Path("server")))
     indented = "\n".join(f"    fedkeel site sites/{name}/site.toml" for name in deploy.names)
     first = deploy.names[0]
     return (files("fedkeel.deploy") / "README.template").read_text().format(
