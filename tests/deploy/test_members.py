@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import tomllib
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from safetensors.torch import load_file, save_file
 
 from direct_grid import InProcess
 from federations import clients
@@ -176,7 +178,7 @@ def theirs_to_choose(site: Path) -> None:
 WRONG = {
     wrong_class: "has the class 'wolf', which is none of the 2 of the contract",
     no_labels: "label",
-    other_features: "dimension is '5', the contract has '4'",
+    other_features: "dimension is '5', in the contract it is '4'",
     no_file: "sample.npz",
     other_contract: "is another contract than the one agreed on",
     other_key: "is not the key that the contract has for north",
@@ -203,6 +205,42 @@ def test_a_mistake_of_a_site_is_one_line(wrong: Any, consortium: Path) -> None:
 
     with pytest.raises((FedkeelError, OSError)):
         start()
+
+
+def with_a_model_of_its_own(home: Path) -> Path:
+    """A configuration whose encoder is a folder beside it: a tiny ViT, saved here instead of downloaded."""
+    from transformers import ViTConfig, ViTModel
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    shape = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+    small = ViTConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, **shape)
+    ViTModel(small, add_pooling_layer=False).save_pretrained(home / "vit")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(home / "vit")
+    drawn = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3)).astype(np.uint8)
+    np.savez(home / "sample.npz", x=drawn, y=np.array(["cat", "dog"] * 20))
+    said = CONFIG.replace('source = "npz:sample.npz"', 'source = "npz:sample.npz"\nencoder = "hf:vit"')
+    (home / "config.toml").write_text(said)
+    return home / "config.toml"
+
+
+def test_an_encoder_may_lie_anywhere_but_must_be_the_one_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at sites without a way to the hub: each has a copy of its own."""
+    monkeypatch.chdir(tmp_path)
+    init(tmp_path / "c", planned(with_a_model_of_its_own(tmp_path)), SILENT)
+    site = north(tmp_path / "c")
+    shutil.copy(tmp_path / "sample.npz", site.parent)
+    (tmp_path / "vit").rename(site.parent / "mine")
+    assert "hf:vit" in str(next(one for one in findings(site, False, SILENT) if not one.fine)), "it was moved"
+    changed(site, "site", encoder="hf:mine")
+    assert own_rows(read_site(site)).rows.train.dim == 8
+    weights = site.parent / "mine" / "model.safetensors"
+    sound = load_file(weights)
+    save_file({name: value + 1e-3 for name, value in sound.items()}, weights, {"format": "pt"})
+    (bad,) = [str(one) for one in findings(site, False, SILENT) if not one.fine]
+    assert "the encoder's weights have the sha256" in bad
+    assert "say in site.encoder where it is" in bad
 
 
 SETUPS = {

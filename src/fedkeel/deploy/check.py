@@ -100,7 +100,7 @@ def leaves(site: SiteSettings, federation: Federation, watch: Watch) -> str:
     how: Preparation = preparation(method, site.experiment.data)
     sizes = terms.encoder.dim, len(terms.classes), len(terms.sites)
     rows = int(federation.manifest.train.sizes[0])
-    state: State = method.start(Task(*sizes, terms.seed, rows, reader_of(terms, watch), len(terms.sites)))
+    state: State = method.start(Task(*sizes, terms.seed, rows, reader_of(site, watch), len(terms.sites)))
     names, total = dict[str, None](), 0
     for phase in method.plan(1):
         update = select(state.down, phase.sends) if phase.sends else {}

@@ -147,11 +147,11 @@ class Contract(Section):
             "encoder": encoder.name, "pooling": encoder.pooling, "features": self.features, "dtype": encoder.dtype
         }  # fmt: skip
 
-    def about_encoder(self) -> dict[str, Any]:
-        """What a finished model says of its encoder."""
+    def about_encoder(self, here: str) -> dict[str, Any]:
+        """What a finished model says of its encoder, of which ``here`` is the name or the place."""
         terms = self.encoder
         return {
-            "encoder": terms.name, "weights": terms.weights, "transform": terms.transform, "kind": terms.rows,
+            "encoder": here, "weights": terms.weights, "transform": terms.transform, "kind": terms.rows,
             "dim": terms.dim,
         }  # fmt: skip
 

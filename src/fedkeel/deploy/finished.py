@@ -39,7 +39,7 @@ def keep_finished(worker: Worker, down: Down) -> None:
     """Write the run folder, or write it anew: a run may be finished again, with sites that came late."""
     site, federation, arrays = worker.site, worker.federation, dict(down.arrays)
     mean, temperature = arrays.pop(PREPARED_MEAN, None), arrays.pop(TEMPERATURE, None)
-    data = {**site.experiment.data.model_dump(), **worker.terms.about_encoder()}
+    data = {**site.experiment.data.model_dump(), **worker.terms.about_encoder(site.encoder_here)}
     fitted = None if temperature is None else float(temperature[0])
     model = Model(worker.terms.trains, arrays, mean, data, worker.terms.classes, temperature=fitted)
     folder = site.kept / RUN

@@ -7,12 +7,13 @@ import numpy as np
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.watch import Watch
 from fedkeel.data.dataset import Dataset
-from fedkeel.deploy.contract import Contract
+from fedkeel.deploy.settings import Member
 from fedkeel.runs.opening import open_rows
 
 
-def reader_of(terms: Contract, watch: Watch) -> object:
+def reader_of(member: Member, watch: Watch) -> object:
     """None for heads on features, which need no encoder to start from."""
+    terms = member.terms
     method, agreed = terms.trains, terms.encoder
     if method.reads == "features":
         return None
@@ -21,7 +22,8 @@ def reader_of(terms: Contract, watch: Watch) -> object:
     empty = Dataset(
         terms.name, agreed.rows, rows, nothing, rows, nothing, terms.classes, f"nobody's rows {terms.id}", agreed.name
     )
-    opened = open_rows(terms.experiment().data, empty, method, watch)
+    data = terms.experiment().data.model_copy(update={"encoder": member.encoder_here})
+    opened = open_rows(data, empty, method, watch)
     if (opened.weights, opened.transform) != (agreed.weights, agreed.transform):
         raise FedkeelError(
             f"the encoder {opened.encoder} is not the one of the contract (weights or preparation): install that one"

@@ -253,7 +253,7 @@ class Server:
             self.method, self.engine, self.log, self.checkpoints, observers, self.settings.lost, self.watch, self.again
         )
         state = self._rounds(loop, start)
-        data = {**running.experiment.data.model_dump(), **self.terms.about_encoder()}
+        data = {**running.experiment.data.model_dump(), **self.terms.about_encoder(self.settings.encoder_here)}
         return end(
             running, state, lambda last: Model(self.method, last.shared, mean, data, self.terms.classes), observers
         )
@@ -271,7 +271,7 @@ class Server:
     def _start(self) -> State:
         roster = self.engine.roster
         sizes = self.terms.encoder.dim, roster.classes, len(roster.names)
-        reader = reader_of(self.terms, self.watch)
+        reader = reader_of(self.settings, self.watch)
         return self.method.start(Task(*sizes, roster.seed, int(roster.rows.sum()), reader, len(roster.able)))
 
     def _begin(self, running: Running) -> None:
