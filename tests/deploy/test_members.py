@@ -20,24 +20,30 @@ from safetensors.torch import load_file, save_file
 
 from direct_grid import InProcess
 from federations import clients
+from fedkeel.commands.experiment import experiment
 from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import BadMessage, FedkeelError
 from fedkeel.core.message import Down, encode
-from fedkeel.core.method import METHODS
+from fedkeel.core.method import METHODS, Task
+from fedkeel.core.tree import digest
 from fedkeel.core.watch import SILENT
+from fedkeel.data.loading import load
 from fedkeel.deploy import site as site_module
 from fedkeel.deploy.check import findings
 from fedkeel.deploy.contract import Contract
 from fedkeel.deploy.init import init, planned
+from fedkeel.deploy.reader import reader_of
 from fedkeel.deploy.rows import own_rows
 from fedkeel.deploy.server import starts
 from fedkeel.deploy.settings import read_server, read_site
 from fedkeel.deploy.site import Desk
+from fedkeel.deploy.trial import planned as trial_of
 from fedkeel.deploy.worker import harmless, own_key
 from fedkeel.engines.flower import contact
 from fedkeel.engines.flower.envelope import Head, wrap
 from fedkeel.engines.flower.fleet import Delivery
 from fedkeel.engines.flower.keys import new_key, private_text, public_text, write_certificates, write_secret
+from fedkeel.runs.opening import open_rows
 
 CONFIG = """
 [data]
@@ -241,6 +247,32 @@ def test_an_encoder_may_lie_anywhere_but_must_be_the_one_agreed_on(
     (bad,) = [str(one) for one in findings(site, False, SILENT) if not one.fine]
     assert "the encoder's weights have the sha256" in bad
     assert "say in site.encoder where it is" in bad
+
+
+STARTS = {
+    "a network for one size": ("digits", {"name": "fedavg", "tune": "network", "rounds": 1}, {"encoder": "cnn"}),
+    "a transformer": ("newsgroups20", {"name": "lora", "rounds": 1}, {}),
+    "prompts": ("newsgroups20", {"name": "fedpurel", "peft": "prompt", "rounds": 1}, {}),
+    "an adapted tower": ("newsgroups20", {"name": "fedpurel", "peft": "lora", "tokens": 8, "rounds": 1}, {}),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_a_server_without_rows_starts_where_a_simulation_starts(case: str, tmp_path: Path) -> None:
+    source, method, data = STARTS[case]
+    exp = experiment(
+        data={"source": source, "limit": 40, "cache": str(tmp_path / "cache"), **data}, method=method,
+        partition={"kind": "dirichlet", "alpha": 1.0, "clients": 2, "test": 0.2},
+    )  # fmt: skip
+    init(tmp_path / "c", trial_of(exp), SILENT)
+    server = read_server(tmp_path / "c")
+    trains, classes = server.terms.trains, len(server.terms.classes)
+
+    def start(reader: object) -> str:
+        return digest(trains.start(Task(server.terms.encoder.dim, classes, 2, 0, 40, reader)).down)
+
+    rows = open_rows(exp.data, load(exp.data), trains, SILENT)
+    assert start(reader_of(server, SILENT)) == start(rows.train.reader)
 
 
 SETUPS = {

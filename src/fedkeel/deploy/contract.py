@@ -41,6 +41,8 @@ class EncoderTerms(Section):
     dim: int = Field(ge=1, le=10**7)
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
     dtype: Literal["float16", "float32"] = "float16"
+    image: tuple[int, int] | None = None
+    """width and height of the images, for a network that is made for one size"""
 
 
 class Contract(Section):
