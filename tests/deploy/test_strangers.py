@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="pip install 'fedkeel[flower]'")
 from flwr.app import Message
 
 import real
-from fedkeel.commands.deploy import TRIAL
+from fedkeel.commands.deploy import SPLIT, TRIAL
 from fedkeel.commands.experiment import experiment
 from fedkeel.core.message import Down, encode
 from fedkeel.core.watch import SILENT
@@ -148,7 +148,7 @@ def test_a_trial_that_is_stopped_leaves_nothing_and_goes_on(tmp_path: Path) -> N
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     words = ["deploy", "trial", str(folder), "--clients", "2", "--set", "data.limit=300", "method.name=ridge"]
-    init(folder, planned(experiment(set=[*TRIAL, "partition.clients=2", *words[6:]])), SILENT)
+    init(folder, planned(experiment(set=[*SPLIT, *TRIAL, "partition.clients=2", *words[6:]])), SILENT)
     port = int(read_server(folder).superlink.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         line = refused(*words)

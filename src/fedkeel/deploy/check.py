@@ -90,7 +90,8 @@ def _rows(site: SiteSettings, watch: Watch) -> Iterator[Finding]:
     has = int((counts > 0).sum())
     yield Finding(True, f"classes agree with the contract: {has} of its {len(counts)} are here")
     yield Finding(True, f"encoder {terms.encoder.name}, weights {terms.encoder.weights[:16] or 'none'}, as agreed on")
-    yield Finding(True, f"features are in the cache of this site, {site.path(site.cache)}")
+    if terms.trains.reads != "inputs":
+        yield Finding(True, f"features are in the cache of this site, {site.path(site.cache)}")
     yield Finding(True, leaves(site, federation, watch))
 
 
