@@ -29,7 +29,8 @@ SPLIT = (
     "partition.test=0.2",
 )
 THREADS = "run.threads=1"
-PATIENCE = 120.0
+PATIENCE = 400.0
+"""Seconds after which something that should come on any machine has failed to."""
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 
 

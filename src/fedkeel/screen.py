@@ -65,8 +65,13 @@ def _bars(progress: Progress, title: str) -> Watch:
         rest[0] = f"{left and ', '}{left}"
         show("grid", number, total, f"{title}{rest[0]}")
 
+    def encoded(done: int, total: int) -> None:
+        show("encode", done, total, "encoding")
+        if done == total:
+            progress.remove_task(tasks.pop("encode"))
+
     return Watch(
-        encoded=lambda done, total: show("encode", done, total, "encoding"),
+        encoded=encoded,
         round=lambda round, rounds, acc: show("round", round, rounds, f"{heading[0]}  accuracy {acc:6.2%}"),
         client=lambda done, total, acc: show("client", done, total, f"{heading[0]}  {_own(acc)}"),
         share=lambda done, left: show("share", 100 * done, 100, f"per cent{_left(left)}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -23,15 +24,19 @@ import real
 from contract.methods import start_of
 from direct_grid import DirectGrid, InProcess
 from federations import clients
-from fedkeel.core.message import Down, encode
+from fedkeel.core.errors import BadMessage
+from fedkeel.core.message import Down, Up, encode
 from fedkeel.core.method import METHODS
-from fedkeel.core.tree import Tree, digest, from_bytes
+from fedkeel.core.tree import Tree, digest, from_bytes, select
 from fedkeel.core.watch import Watch
 from fedkeel.engines.flower import post
+from fedkeel.engines.flower.envelope import Head, wrap
+from fedkeel.engines.server import Server
 from fedkeel.engines.wire import WireEngine
 from fedkeel.runs.checkpoint import Checkpoints
 from fedkeel.runs.events import EVENTS, Log
 from fedkeel.runs.loop import Loop
+from fuzz.mutations import changed, one_of, safetensors_bytes
 from killed_site import POINTS
 from real import Real
 
@@ -201,29 +206,13 @@ def keep() -> Keep:
     def kept(what: str, often: str, seen: str) -> None:
         row = f"| {what} | {often} | {seen} |"
         print(f"\n{row}")
-        page = TABLE.read_text() if TABLE.exists() else f"{HEAD}{FOOT}"
-        rows = [line for line in page.removeprefix(HEAD).removesuffix(FOOT).splitlines() if line]
-        others = [line for line in rows if not line.startswith(f"| {what} |")]
-        TABLE.write_text(HEAD + "".join(f"{line}\n" for line in sorted([*others, row])) + FOOT)
+        before, begin, rest = TABLE.read_text().partition("|---|---|---|\n")
+        rows, end, after = rest.partition("\n\n")
+        others = [line for line in rows.splitlines() if not line.startswith(f"| {what} |")]
+        TABLE.write_text(before + begin + "\n".join(sorted([*others, row])) + end + after)
 
     return kept
 
-
-HEAD = """# Faults
-
-What `make faults` did and saw on two cores: a SuperLink with `--database`, a server and three sites as processes of
-their own, over TLS with keys, on loopback. Killed means `kill -9`, then the same command again. Each test keeps its
-row here.
-
-| fault | how often | seen |
-|---|---|---|
-"""
-FOOT = """
-`make test` has short versions of these, and without processes: three in ten sites drop out in each of a hundred rounds;
-a round below quorum is skipped, named and tried again; a thousand sequences of replies that come twice, late, in any
-order or from before; bad updates for every method; damaged and malicious bytes for everything that reads any
-(`make fuzz` for longer).
-"""
 
 RUNS = {
     "fedavg": ("method.name=fedavg", "method.rounds=10", "method.epochs=1"),
@@ -302,6 +291,40 @@ def test_a_site_killed_at_a_point_goes_on(point: str, tmp_path: Path, keep: Keep
         assert processes.finished(600)["digest"] == expected.digest
         same_private(tmp_path / "wire", processes)
     keep(f"a site killed {point}, scaffold", "20", "same bits, also of what it keeps")
+
+
+@LONG
+def test_a_hundred_thousand_damaged_messages_do_no_harm(tmp_path: Path, keep: Keep) -> None:
+    """Half of them to a server, half to a site; then both go on as if nothing had been."""
+    method = METHODS["fedavg"](rounds=2, batch=8)
+    expected = played(WireEngine(clients()), method, tmp_path / "wire")
+    ours = InProcess.of(clients(), method, tmp_path / "sites")
+    engine, worker, (phase,), state = ours.engine, ours.workers[0], method.plan(1), start_of(method)
+    name, rows = engine.roster.names[0], float(engine.roster.rows[0])
+    up = encode(Up(engine.roster.run, 1, phase.name, name, rows, select(state.shared, phase.sends)))
+    down = encode(Down(engine.roster.run, 1, phase.name, state.down))
+    letter = wrap(Head(worker.terms.sha256, worker.site.name, 10**9, "train", 1, 0), down, engine.post.key)
+    to_server, to_site = one_of(changed(up), safetensors_bytes(up)), changed(letter)
+    drawn, refused, before, each = random.Random(0), 0, 0, 50_000
+    for number in range(each):
+        server = Server(engine.roster, engine.accepted.copy(), method, state, phase, 1)
+        server.receive(0, to_server(drawn))
+        refused += server.outcome([0]).accepted == 0
+        try:
+            worker.opened(to_site(drawn))
+        except BadMessage:
+            refused += 1
+        if number == each // 10:  # all is imported by now, and every kind of change was drawn
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+    assert refused > 0.9 * 2 * each, "most changes make a message unsound; some are within a number"
+    assert grown <= 100
+    assert played(engine, method, tmp_path / "run") == expected
+    keep(
+        "damaged messages to a server and to a site",
+        f"{2 * each:,}",
+        f"{refused:,} refused, {grown:.0f} MB more memory",
+    )
 
 
 @LONG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import tomllib
 from dataclasses import replace
@@ -15,25 +16,34 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from safetensors.torch import load_file, save_file
 
 from direct_grid import InProcess
 from federations import clients
+from fedkeel.commands.experiment import experiment
+from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import BadMessage, FedkeelError
 from fedkeel.core.message import Down, encode
-from fedkeel.core.method import METHODS
+from fedkeel.core.method import METHODS, Task
+from fedkeel.core.tree import digest
 from fedkeel.core.watch import SILENT
+from fedkeel.data.loading import load
 from fedkeel.deploy import site as site_module
 from fedkeel.deploy.check import findings
 from fedkeel.deploy.contract import Contract
 from fedkeel.deploy.init import init, planned
+from fedkeel.deploy.reader import reader_of
 from fedkeel.deploy.rows import own_rows
+from fedkeel.deploy.server import starts
 from fedkeel.deploy.settings import read_server, read_site
 from fedkeel.deploy.site import Desk
+from fedkeel.deploy.trial import planned as trial_of
 from fedkeel.deploy.worker import harmless, own_key
 from fedkeel.engines.flower import contact
 from fedkeel.engines.flower.envelope import Head, wrap
 from fedkeel.engines.flower.fleet import Delivery
 from fedkeel.engines.flower.keys import new_key, private_text, public_text, write_certificates, write_secret
+from fedkeel.runs.opening import open_rows
 
 CONFIG = """
 [data]
@@ -100,7 +110,10 @@ def test_everything_that_a_member_needs_is_there(consortium: Path) -> None:
         assert (consortium / name).stat().st_mode & 0o77 == 0, "for its owner alone"
     contract = Contract.load(consortium / "contract.toml")
     assert contract.sha256 in (consortium / "README.md").read_text()
-    assert "flower-superlink --host 127.0.0.1 --port 1 " in (consortium / "README.md").read_text()
+    assert (
+        "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 flower-superlink --host 127.0.0.1 --port 1 "
+        in (consortium / "README.md").read_text()
+    )
     assert read_server(consortium).terms == contract == read_site(north(consortium)).terms
     assert not list((consortium / "sites" / "north").glob("server*"))
 
@@ -171,7 +184,7 @@ def theirs_to_choose(site: Path) -> None:
 WRONG = {
     wrong_class: "has the class 'wolf', which is none of the 2 of the contract",
     no_labels: "label",
-    other_features: "dimension is '5', the contract has '4'",
+    other_features: "dimension is '5', in the contract it is '4'",
     no_file: "sample.npz",
     other_contract: "is another contract than the one agreed on",
     other_key: "is not the key that the contract has for north",
@@ -198,6 +211,68 @@ def test_a_mistake_of_a_site_is_one_line(wrong: Any, consortium: Path) -> None:
 
     with pytest.raises((FedkeelError, OSError)):
         start()
+
+
+def with_a_model_of_its_own(home: Path) -> Path:
+    """A configuration whose encoder is a folder beside it: a tiny ViT, saved here instead of downloaded."""
+    from transformers import ViTConfig, ViTModel
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    shape = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+    small = ViTConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, **shape)
+    ViTModel(small, add_pooling_layer=False).save_pretrained(home / "vit")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(home / "vit")
+    drawn = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3)).astype(np.uint8)
+    np.savez(home / "sample.npz", x=drawn, y=np.array(["cat", "dog"] * 20))
+    said = CONFIG.replace('source = "npz:sample.npz"', 'source = "npz:sample.npz"\nencoder = "hf:vit"')
+    (home / "config.toml").write_text(said)
+    return home / "config.toml"
+
+
+def test_an_encoder_may_lie_anywhere_but_must_be_the_one_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at sites without a way to the hub: each has a copy of its own."""
+    monkeypatch.chdir(tmp_path)
+    init(tmp_path / "c", planned(with_a_model_of_its_own(tmp_path)), SILENT)
+    site = north(tmp_path / "c")
+    shutil.copy(tmp_path / "sample.npz", site.parent)
+    (tmp_path / "vit").rename(site.parent / "mine")
+    assert "hf:vit" in str(next(one for one in findings(site, False, SILENT) if not one.fine)), "it was moved"
+    changed(site, "site", encoder="hf:mine")
+    assert own_rows(read_site(site)).rows.train.dim == 8
+    weights = site.parent / "mine" / "model.safetensors"
+    sound = load_file(weights)
+    save_file({name: value + 1e-3 for name, value in sound.items()}, weights, {"format": "pt"})
+    (bad,) = [str(one) for one in findings(site, False, SILENT) if not one.fine]
+    assert "the encoder's weights have the sha256" in bad
+    assert "say in site.encoder where it is" in bad
+
+
+STARTS = {
+    "a network for one size": ("digits", {"name": "fedavg", "tune": "network", "rounds": 1}, {"encoder": "cnn"}),
+    "a transformer": ("newsgroups20", {"name": "lora", "rounds": 1}, {}),
+    "prompts": ("newsgroups20", {"name": "fedpurel", "peft": "prompt", "rounds": 1}, {}),
+    "an adapted tower": ("newsgroups20", {"name": "fedpurel", "peft": "lora", "tokens": 8, "rounds": 1}, {}),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_a_server_without_rows_starts_where_a_simulation_starts(case: str, tmp_path: Path) -> None:
+    source, method, data = STARTS[case]
+    exp = experiment(
+        data={"source": source, "limit": 40, "cache": str(tmp_path / "cache"), **data}, method=method,
+        partition={"kind": "dirichlet", "alpha": 1.0, "clients": 2, "test": 0.2},
+    )  # fmt: skip
+    init(tmp_path / "c", trial_of(exp), SILENT)
+    server = read_server(tmp_path / "c")
+    trains, classes = server.terms.trains, len(server.terms.classes)
+
+    def start(reader: object) -> str:
+        return digest(trains.start(Task(server.terms.encoder.dim, classes, 2, 0, 40, reader)).down)
+
+    rows = open_rows(exp.data, load(exp.data), trains, SILENT)
+    assert start(reader_of(server, SILENT)) == start(rows.train.reader)
 
 
 SETUPS = {
@@ -329,6 +404,39 @@ def test_a_letter_outlives_the_process(tmp_path: Path) -> None:
     assert again.once(hand)
     assert len(hand.replies) == 1
     assert hand.confirmed == ["m1000"]
+
+
+def test_a_letter_of_the_inbox_is_not_obeyed_a_second_time(tmp_path: Path) -> None:
+    """Killed between the inbox and the note that it was here; then somebody who listened sends it once more."""
+    at, hand, ours = desk(tmp_path)
+    write_atomically(at.inbox, letter(ours).to_bytes())
+    assert at.once(hand)
+    hand.letters = [letter(ours)]
+    assert not at.once(hand)
+    assert len(hand.replies) == 1
+    assert "somebody sends it once more" in hand.failures[0]
+
+
+def test_what_was_seen_outlives_the_process_and_damage_is_told(tmp_path: Path) -> None:
+    at, hand, ours = desk(tmp_path)
+    hand.letters = [letter(ours)]
+    assert at.once(hand)
+    again = type(at.worker)(at.worker.site, at.worker.federation)
+    with pytest.raises(BadMessage, match="somebody sends it once more"):
+        again.opened(letter(ours).content)
+    seen = at.worker.site.kept / "seen"
+    seen.write_bytes(seen.read_bytes().replace(b"1000", b"0001"))
+    with pytest.raises(FedkeelError, match="seen is damaged"):
+        type(at.worker)(at.worker.site, at.worker.federation)
+
+
+def test_a_damaged_count_ofstarts_is_told(tmp_path: Path) -> None:
+    """Requests with numbers that were used before would be refused by every site."""
+    assert [starts(tmp_path) for _ in range(3)] == [1, 2, 3]
+    path = tmp_path / "journal" / "starts"
+    path.write_bytes(path.read_bytes().replace(b": 3}", b": 2}"))
+    with pytest.raises(FedkeelError, match="starts is damaged"):
+        starts(tmp_path)
 
 
 def test_a_letter_that_nobody_waits_for_is_left(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ LONG = pytest.mark.long
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fedkeel", *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "fedkeel", *words], capture_output=True, text=True, timeout=400, check=False
     )
 
 

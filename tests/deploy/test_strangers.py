@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="pip install 'fedkeel[flower]'")
 from flwr.app import Message
 
 import real
-from fedkeel.commands.deploy import TRIAL
+from fedkeel.commands.deploy import SPLIT, TRIAL
 from fedkeel.commands.experiment import experiment
 from fedkeel.core.message import Down, encode
 from fedkeel.core.watch import SILENT
@@ -56,7 +56,7 @@ def changed(home: Path, to: Path, **settings: object) -> Path:
 def refused(*words: str) -> str:
     """The one line of a command that ends with 2."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedkeel", *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "fedkeel", *words], capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 2, done
     (*_, last) = done.stderr.strip().splitlines()
@@ -138,7 +138,7 @@ def test_a_trial_that_is_stopped_leaves_nothing_and_goes_on(tmp_path: Path) -> N
     assert "stopped: the same fedkeel deploy trial" in said
     assert "Traceback" not in said
     assert mentioning(str(tmp_path)) == []
-    again = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
     assert again.returncode == 0, again
     assert "round 1 of" not in again.stdout + again.stderr, "it goes on"
     assert (tmp_path / "t" / "server" / "run" / "report.html").exists()
@@ -148,7 +148,7 @@ def test_a_trial_that_is_stopped_leaves_nothing_and_goes_on(tmp_path: Path) -> N
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     words = ["deploy", "trial", str(folder), "--clients", "2", "--set", "data.limit=300", "method.name=ridge"]
-    init(folder, planned(experiment(set=[*TRIAL, "partition.clients=2", *words[6:]])), SILENT)
+    init(folder, planned(experiment(set=[*SPLIT, *TRIAL, "partition.clients=2", *words[6:]])), SILENT)
     port = int(read_server(folder).superlink.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
         line = refused(*words)

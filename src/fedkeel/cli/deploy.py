@@ -41,13 +41,14 @@ def init(folder: Path, config: Path, /) -> None:
 
     from fedkeel.deploy.init import commands, planned
     from fedkeel.deploy.init import init as write
+    from fedkeel.engines.flower.contact import typed
     from fedkeel.screen import say, watched
 
     with watched(console(), "setting up") as watch:
         plan = planned(config)
         contract = write(folder, plan, watch)
     print(f"contract: {contract.sha256}")
-    print(f"SuperLink: cd {shlex.quote(str(folder))} && {shlex.join(commands(plan.deploy, Path('server')))}")
+    print(f"SuperLink: cd {shlex.quote(str(folder))} && {typed(commands(plan.deploy, Path('server')))}")
     say(f"what each member does: {folder / 'README.md'}")
 
 

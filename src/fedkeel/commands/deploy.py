@@ -13,8 +13,8 @@ from fedkeel.core.watch import SILENT, Watch
 from fedkeel.deploy.settings import read_server, read_site
 from fedkeel.runs import events
 
-TRIAL = ("partition.kind=dirichlet", "partition.alpha=0.5", "partition.test=0.2", "method.rounds=5")
-"""What a trial is unless a configuration says otherwise."""
+SPLIT, TRIAL = ("partition.kind=dirichlet", "partition.alpha=0.5"), ("partition.test=0.2", "method.rounds=5")
+"""What a trial is unless a configuration says otherwise, and how its rows are dealt unless that is said."""
 
 
 def trial(
@@ -26,8 +26,10 @@ def trial(
     """
     from fedkeel.deploy.trial import trial as carry_out
 
-    usual = TRIAL if config is None else ()
-    exp = experiment(config, set=[*usual, f"partition.clients={clients}", *set])
+    own = list(set)
+    split = SPLIT if config is None and not any(text.startswith("partition.kind=") for text in own) else ()
+    usual = () if config is not None else TRIAL
+    exp = experiment(config, set=[*split, *usual, f"partition.clients={clients}", *own])
     if not exp.partition.test and not getattr(exp.partition, "test_split", None):
         raise FedkeelError("sites test on rows of their own: set partition.test, e.g. --set partition.test=0.2")
     return _reported(lambda: carry_out(Path(folder), exp, watch), f"the same fedkeel deploy trial {folder}", watch)

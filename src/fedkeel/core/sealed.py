@@ -62,6 +62,21 @@ def read_tensors(path: Path) -> tuple[Tree, dict[str, Any]]:
         raise Unsound(f"it is another kind of file ({type(error).__name__})") from None
 
 
+def write_number(path: Path, number: int) -> None:
+    """A sealed file that holds one number."""
+    write_atomically(path, seal(json.dumps({KEY: BLANK, "number": number}).encode()))
+
+
+def read_number(path: Path) -> int | None:
+    """What ``write_number`` wrote; None if nothing was written yet."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    seal_of(data)
+    return int(json.loads(data)["number"])
+
+
 def _about(data: bytes) -> dict[str, Any]:
     length = int.from_bytes(data[:8], "little")
     about: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedkeel"])

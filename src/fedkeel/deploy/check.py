@@ -90,7 +90,8 @@ def _rows(site: SiteSettings, watch: Watch) -> Iterator[Finding]:
     has = int((counts > 0).sum())
     yield Finding(True, f"classes agree with the contract: {has} of its {len(counts)} are here")
     yield Finding(True, f"encoder {terms.encoder.name}, weights {terms.encoder.weights[:16] or 'none'}, as agreed on")
-    yield Finding(True, f"features are in the cache of this site, {site.path(site.cache)}")
+    if terms.trains.reads != "inputs":
+        yield Finding(True, f"features are in the cache of this site, {site.path(site.cache)}")
     yield Finding(True, leaves(site, federation, watch))
 
 
@@ -100,7 +101,7 @@ def leaves(site: SiteSettings, federation: Federation, watch: Watch) -> str:
     how: Preparation = preparation(method, site.experiment.data)
     sizes = terms.encoder.dim, len(terms.classes), len(terms.sites)
     rows = int(federation.manifest.train.sizes[0])
-    state: State = method.start(Task(*sizes, terms.seed, rows, reader_of(terms, watch), len(terms.sites)))
+    state: State = method.start(Task(*sizes, terms.seed, rows, reader_of(site, watch), len(terms.sites)))
     names, total = dict[str, None](), 0
     for phase in method.plan(1):
         update = select(state.down, phase.sends) if phase.sends else {}

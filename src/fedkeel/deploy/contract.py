@@ -41,6 +41,8 @@ class EncoderTerms(Section):
     dim: int = Field(ge=1, le=10**7)
     pooling: Literal["auto", "cls", "mean", "pooled"] = "auto"
     dtype: Literal["float16", "float32"] = "float16"
+    image: tuple[int, int] | None = None
+    """width and height of the images, for a network that is made for one size"""
 
 
 class Contract(Section):
@@ -147,11 +149,11 @@ class Contract(Section):
             "encoder": encoder.name, "pooling": encoder.pooling, "features": self.features, "dtype": encoder.dtype
         }  # fmt: skip
 
-    def about_encoder(self) -> dict[str, Any]:
-        """What a finished model says of its encoder."""
+    def about_encoder(self, here: str) -> dict[str, Any]:
+        """What a finished model says of its encoder, of which ``here`` is the name or the place."""
         terms = self.encoder
         return {
-            "encoder": terms.name, "weights": terms.weights, "transform": terms.transform, "kind": terms.rows,
+            "encoder": here, "weights": terms.weights, "transform": terms.transform, "kind": terms.rows,
             "dim": terms.dim,
         }  # fmt: skip
 

@@ -39,7 +39,7 @@ def keep_finished(worker: Worker, down: Down) -> None:
     """Write the run folder, or write it anew: a run may be finished again, with sites that came late."""
     site, federation, arrays = worker.site, worker.federation, dict(down.arrays)
     mean, temperature = arrays.pop(PREPARED_MEAN, None), arrays.pop(TEMPERATURE, None)
-    data = {**site.experiment.data.model_dump(), **worker.terms.about_encoder()}
+    data = {**site.experiment.data.model_dump(), **worker.terms.about_encoder(site.encoder_here)}
     fitted = None if temperature is None else float(temperature[0])
     model = Model(worker.terms.trains, arrays, mean, data, worker.terms.classes, temperature=fitted)
     folder = site.kept / RUN
@@ -65,7 +65,7 @@ def _own_model(worker: Worker, model: Model, accepted: int, log: Log) -> list[st
     if mine is None:
         return []
     save_client(client_file(log.folder, name), mine)
-    rows, labels = worker.sites(model.mean).site(0).rows("validation")
+    rows, labels = worker.rows(model.mean).rows("validation")
     temperature = None
     if len(labels):
         with torch.inference_mode():

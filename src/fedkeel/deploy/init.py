@@ -7,10 +7,9 @@ rows will do; no row of it is kept.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from secrets import token_hex
@@ -25,10 +24,12 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.core.method import from_settings, settings
 from fedkeel.core.settings import Section
 from fedkeel.core.watch import Watch
+from fedkeel.data.dataset import Dataset
+from fedkeel.data.images import open_image
 from fedkeel.data.loading import read
 from fedkeel.deploy.contract import NAME, Contract, EncoderTerms
 from fedkeel.deploy.settings import NOT_THEIRS, SERVER, SITE
-from fedkeel.engines.flower.contact import must_be_installed
+from fedkeel.engines.flower.contact import must_be_installed, typed
 from fedkeel.engines.flower.keys import (
     new_key,
     private_text,
@@ -39,10 +40,12 @@ from fedkeel.engines.flower.keys import (
     write_secret,
 )
 from fedkeel.engines.flower.link import superlink_command
+from fedkeel.models.networks import NETWORKS
 from fedkeel.runs.config import Experiment, build, checked
-from fedkeel.runs.opening import open_rows
+from fedkeel.runs.opening import Opened, open_rows
 
 LONGEST = 1 << 20
+SOME = 8
 TEST = 0.2
 """Share of its rows on which a site tests, where nobody says another."""
 
@@ -162,7 +165,7 @@ def agreed(plan: Plan, server: str, keys: dict[str, str], watch: Watch) -> Contr
     exp, deploy = plan.experiment, plan.deploy
     method = from_settings(exp.method)
     dataset = read(exp.data, watch.notice)
-    rows = open_rows(exp.data, dataset, method, watch)
+    rows = open_rows(exp.data, some_of(dataset), method, watch)
     classes = tuple(deploy.classes) or dataset.class_names
     share = exp.partition.test or (0.0 if plan.share else TEST)
     return checked(
@@ -172,13 +175,28 @@ def agreed(plan: Plan, server: str, keys: dict[str, str], watch: Watch) -> Contr
             "classes": classes,
             "encoder": EncoderTerms(
                 name=rows.encoder, rows=dataset.kind, weights=rows.weights, transform=rows.transform,
-                dim=rows.train.dim, pooling=exp.data.pooling, dtype=exp.data.dtype,
+                dim=rows.train.dim, pooling=exp.data.pooling, dtype=exp.data.dtype, image=_image(rows, dataset),
             ).model_dump(),
             "features": exp.data.features, "method": settings(method), "seed": exp.run.seed,
             "threads": exp.run.threads, "validation": exp.partition.validation, "test": share,
         },
         plan.where,
     )  # fmt: skip
+
+
+def some_of(dataset: Dataset) -> Dataset:
+    """Its first rows, of which the encoder makes all that a contract says of features."""
+    ready = {name: replace(made, train=made.train[:SOME], test=made.test[:0]) for name, made in dataset.ready.items()}
+    return replace(
+        dataset, train=dataset.train[:SOME], train_labels=dataset.train_labels[:SOME], test=dataset.test[:0],
+        test_labels=dataset.test_labels[:0], fingerprint=f"{dataset.fingerprint}, first {SOME}", ready=ready,
+    )  # fmt: skip
+
+
+def _image(rows: Opened, dataset: Dataset) -> tuple[int, int] | None:
+    """The size of the first image, where a network without trained weights is made for it."""
+    made_for_it = dataset.kind == "images" and rows.encoder in NETWORKS and NETWORKS[rows.encoder].side is None
+    return open_image(dataset.train[0], 0).size if made_for_it else None
 
 
 def _public(deploy: Deploy, name: str, base: Path) -> str | None:
@@ -260,7 +278,7 @@ def commands(deploy: Deploy, server: Path, database: bool = True) -> list[str]:
 
 def _readme(plan: Plan, contract: Contract) -> str:
     deploy = plan.deploy
-    superlink = shlex.join(commands(deploy, Path("server")))
+    superlink = typed(commands(deploy, Path("server")))
     indented = "\n".join(f"    fedkeel site sites/{name}/site.toml" for name in deploy.names)
     first = deploy.names[0]
     return (files("fedkeel.deploy") / "README.template").read_text().format(

@@ -74,24 +74,24 @@ def opened(settings: SiteSettings, dataset: Dataset, watch: Watch) -> Federation
     )
     manifest, duplicates = without_copies(dataset, manifest, False, watch.notice)
     rows = open_rows(exp.data, dataset, terms.trains, watch)
-    must_be_agreed(rows, terms, settings.name)
+    must_be_agreed(rows, settings)
     provenance = Provenance.of(exp, dataset, (rows.encoder, rows.weights, rows.transform))
     return Federation(dataset, manifest, rows, dataset.train_labels.astype(np.int64), duplicates, provenance)
 
 
-def must_be_agreed(rows: Opened, terms: Contract, site: str) -> None:
+def must_be_agreed(rows: Opened, member: SiteSettings) -> None:
     """The encoder is the one of the contract, to the hash of its weights."""
-    agreed = terms.encoder
-    for what, got, expected in (
-        ("encoder", rows.encoder, agreed.name),
-        ("encoder's weights have sha256", rows.weights, agreed.weights),
-        ("encoder reads rows as", rows.transform, agreed.transform),
-        ("features' dimension", rows.train.dim, agreed.dim),
+    agreed = member.terms.encoder
+    install = f"install the encoder that was agreed on, {agreed.name}, or say in site.encoder where it is"
+    for what, got, expected, remedy in (
+        ("the encoder's weights have the sha256", rows.weights, agreed.weights, install),
+        ("the encoder reads rows as", rows.transform, agreed.transform, install),
+        ("the features' dimension is", rows.train.dim, agreed.dim, "give rows that were encoded as agreed on"),
     ):
         if got != expected:
             raise FedkeelError(
-                f"site {site}: the {what} is {shortened(str(got))!r}, the contract has {shortened(str(expected))!r}: "
-                "install the encoder that was agreed on"
+                f"site {member.name}: {what} {shortened(str(got))!r}, in the contract it is "
+                f"{shortened(str(expected))!r}: {remedy}"
             )
 
 
@@ -99,7 +99,7 @@ def _share_of_one_source(settings: SiteSettings, watch: Watch) -> Federation:
     """Of a trial: the source is split as in a simulation, and this site takes the rows that are its own."""
     exp = settings.experiment
     whole = assemble(exp, load(exp.data, notice=watch.notice), watch)
-    must_be_agreed(whole.rows, settings.terms, settings.name)
+    must_be_agreed(whole.rows, settings)
     split = whole.manifest
     try:
         client = split.names.index(settings.name)

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from fedkeel import __version__
-from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import FedkeelError
 from fedkeel.core.message import NEVER, Down, encode
 from fedkeel.core.method import AnyMethod, State, Task
 from fedkeel.core.roster import Enrolment, Roster
-from fedkeel.core.sealed import Unsound, read_tensors, write_tensors
+from fedkeel.core.sealed import Unsound, read_number, read_tensors, write_number, write_tensors
 from fedkeel.core.tree import Tensor
 from fedkeel.core.watch import Watch
 from fedkeel.data.manifest import Manifest
@@ -78,7 +77,7 @@ def serve(settings: ServerSettings, insecure: bool, watch: Watch) -> Path:
     with ExitStack() as stack, Checkpoints(folder, exp.digest(), every=0) as checkpoints:
         grid = _line(stack, settings, address, secret, watch)
         post = Post(
-            grid, terms.sha256, terms.names, list(terms.sites.values()), key, EACH_START * _starts(folder),
+            grid, terms.sha256, terms.names, list(terms.sites.values()), key, EACH_START * starts(folder),
             settings.deadline,
         )  # fmt: skip
         with Log(folder / EVENTS) as log:
@@ -254,7 +253,7 @@ class Server:
             self.method, self.engine, self.log, self.checkpoints, observers, self.settings.lost, self.watch, self.again
         )
         state = self._rounds(loop, start)
-        data = {**running.experiment.data.model_dump(), **self.terms.about_encoder()}
+        data = {**running.experiment.data.model_dump(), **self.terms.about_encoder(self.settings.encoder_here)}
         return end(
             running, state, lambda last: Model(self.method, last.shared, mean, data, self.terms.classes), observers
         )
@@ -272,7 +271,7 @@ class Server:
     def _start(self) -> State:
         roster = self.engine.roster
         sizes = self.terms.encoder.dim, roster.classes, len(roster.names)
-        reader = reader_of(self.terms, self.watch)
+        reader = reader_of(self.settings, self.watch)
         return self.method.start(Task(*sizes, roster.seed, int(roster.rows.sum()), reader, len(roster.able)))
 
     def _begin(self, running: Running) -> None:
@@ -354,15 +353,16 @@ def _secret(settings: ServerSettings) -> bytes:
         ) from None
 
 
-def _starts(folder: Path) -> int:
+def starts(folder: Path) -> int:
     """How often a server was started for this run, this time included."""
     path = folder / JOURNAL / STARTS
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        before = int(path.read_bytes())
-    except FileNotFoundError:
-        before = 0
-    except ValueError:
-        raise FedkeelError(f"{path} is damaged: write a number into it that is higher than ever before") from None
-    write_atomically(path, str(before + 1).encode())
+        before = read_number(path) or 0
+    except Unsound as why:
+        raise FedkeelError(
+            f"{path} is damaged ({why}), so nobody knows which requests were sent before: put it back from a copy, or "
+            f"delete {folder} and run a new contract"
+        ) from None
+    write_number(path, before + 1)
     return before + 1

@@ -38,6 +38,8 @@ class Member(Section):
     """HOST:PORT"""
     ca: str = "ca.crt"
     key: str
+    encoder: str = ""
+    """where this member has the encoder of the contract, if that is not under the name there: hf:FOLDER"""
 
     def path(self, name: str) -> Path:
         return self.folder / Path(name).expanduser()
@@ -45,6 +47,16 @@ class Member(Section):
     @cached_property
     def terms(self) -> Contract:
         return Contract.load(self.path(self.contract), self.contract_sha256)
+
+    def reading(self) -> dict[str, Any]:
+        """Settings of [data] by which rows become features: those of the contract, the encoder where it is here."""
+        return {**self.terms.reading(), "encoder": self.encoder_here}
+
+    @property
+    def encoder_here(self) -> str:
+        kind, colon, reference = self.encoder.partition(":")
+        here = self.path(reference)
+        return f"{kind}:{here}" if colon and here.is_dir() else self.encoder or self.terms.encoder.name
 
     def address(self, insecure: bool) -> Address:
         if insecure:
@@ -86,7 +98,7 @@ class SiteSettings(Member):
         """The site's rows as the contract reads them."""
         return build(
             {
-                "data": {**self.data, **self.terms.reading(), "cache": str(self.path(self.cache))},
+                "data": {**self.data, **self.reading(), "cache": str(self.path(self.cache))},
                 "partition": {"kind": "column", "validation": self.terms.validation, "test": self.terms.test},
                 "method": self.terms.method,
                 "run": {"seed": self.terms.seed, "threads": self.terms.threads},

@@ -45,7 +45,7 @@ def serve(site: SiteSettings, insecure: bool, watch: Watch) -> None:
     address = site.address(insecure)
     busy = f"site {site.name} runs already, in another process with {folder}: stop that one first"
     with claim(folder, folder / LOCK, busy):
-        desk = Desk(Worker(site, own_rows(site, watch), keep_finished), folder / INBOX, watch.notice)
+        desk = Desk(Worker(site, own_rows(site, watch), keep_finished, watch), folder / INBOX, watch.notice)
         rows = desk.worker.federation.manifest.train.sizes[0]
         watch.notice(f"site {site.name}: {rows:,} training rows, contract {site.terms.sha256[:16]}...")
         if insecure:
@@ -139,7 +139,9 @@ class Desk:
 
     def _answer(self, delivery: Delivery, carrier: Carrier) -> None:
         try:
-            reply = self.worker.answer(self.worker.reopened(delivery.content))
+            letter = self.worker.reopened(delivery.content)
+            self.worker.remember(letter)  # a process that was killed may not have come to it
+            reply = self.worker.answer(letter)
         except Unreachable:
             raise
         except Exception as error:  # a site outlives whatever its rows or a method do

@@ -12,7 +12,6 @@ A SuperNode does not bring a letter twice, so there is no inbox: one that was be
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +26,7 @@ from fedkeel.deploy.rows import own_rows
 from fedkeel.deploy.settings import SiteSettings
 from fedkeel.deploy.site import LOCK
 from fedkeel.deploy.worker import Worker, harmless, kept_folder
+from fedkeel.engines.flower.contact import typed
 
 SOCKET, SETTING = "stock.sock", "fedkeel-socket"
 LONGEST_PATH = 107
@@ -45,12 +45,12 @@ def serve(site: SiteSettings, watch: Watch) -> None:
     busy = f"site {site.name} runs already, in another process with {folder}: stop that one first"
     with (
         claim(folder, folder / LOCK, busy),
-        closing(Worker(site, own_rows(site, watch), keep_finished)) as worker,
+        closing(Worker(site, own_rows(site, watch), keep_finished, watch)) as worker,
         listening(path) as door,
     ):
         rows = worker.federation.manifest.train.sizes[0]
         watch.notice(f"site {site.name}: {rows:,} training rows, contract {site.terms.sha256[:16]}...")
-        watch.notice(f"site {site.name}: waiting for what this brings: {shlex.join(supernode_command(site))}")
+        watch.notice(f"site {site.name}: waiting for what this brings: {typed(supernode_command(site))}")
         while True:
             line, _ = door.accept()
             with line:

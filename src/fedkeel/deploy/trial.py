@@ -22,7 +22,7 @@ from fedkeel.data.loading import load
 from fedkeel.deploy.init import Deploy, Plan, commands, init
 from fedkeel.deploy.server import serve
 from fedkeel.deploy.settings import SITE, read_server
-from fedkeel.engines.flower.contact import must_be_installed
+from fedkeel.engines.flower.contact import QUIET, must_be_installed
 from fedkeel.runs.config import Experiment
 
 STARTS, ENDS = 60.0, 10.0
@@ -90,11 +90,10 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """In a session of its own: Ctrl-C is for the trial, which ends the others in order."""
-        usual = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
         with (self._logs / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **usual},
+                env={**os.environ, **QUIET, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     def pid(self, name: str) -> int:

@@ -13,28 +13,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedkeel.core.atomic import write_atomically
 from fedkeel.core.errors import BadMessage, FedkeelError
 from fedkeel.core.message import Down, Up, decode, encode
-from fedkeel.core.method import AnyMethod, settings
+from fedkeel.core.method import AnyMethod, Phase, settings
+from fedkeel.core.pulse import heard
+from fedkeel.core.sealed import Unsound, read_number, write_number
 from fedkeel.core.tree import Tensor, digest
+from fedkeel.core.watch import SILENT, Progress, Watch
 from fedkeel.deploy.contract import Contract
 from fedkeel.deploy.settings import SiteSettings
+from fedkeel.engines.base import visited
 from fedkeel.engines.flower import enrolment
 from fedkeel.engines.flower.engine import PREPARED_MEAN
 from fedkeel.engines.flower.envelope import Head, unwrap, wrap
 from fedkeel.engines.flower.keys import public_text, read_private, read_public
-from fedkeel.engines.site import reply
+from fedkeel.engines.site import BACK, Site, reply
 from fedkeel.engines.sites import Sites
 from fedkeel.engines.store import Store
 from fedkeel.methods.heads.centre import Centre
 from fedkeel.metrics.calibration import Reliable, Temperature
 from fedkeel.metrics.tally import Tally
 from fedkeel.models.prepare import prepare
+from fedkeel.reporting.tables import format_bytes, format_seconds
 from fedkeel.rows.features import Features
 from fedkeel.runs.federation import Federation
 from fedkeel.runs.opening import preparation
@@ -61,22 +66,24 @@ class Worker:
         site: SiteSettings,
         federation: Federation,
         finished: Callable[[Worker, Down], None] = lambda worker, down: None,
+        watch: Watch = SILENT,
     ) -> None:
-        """``finished`` is told when the server sends the finished model."""
-        self.site, self.federation, self._finished = site, federation, finished
+        """``finished`` is told when the server sends the finished model, ``watch`` of everything that leaves."""
+        self.site, self.federation, self._finished, self._watch = site, federation, finished, watch
         self.terms: Contract = site.terms
         self.key = own_key(site)
         self.store = Store(site.kept / PRIVATE, self.terms.run)
+        self._seen = self._last_seen()
         torch.set_num_threads(self.terms.threads or os.cpu_count() or 1)
 
     # ---- letters
 
     def opened(self, data: bytes) -> Letter:
         """A letter that is to be obeyed; a BadMessage says why another one is not."""
-        letter, seen = self.reopened(data), self._seen()
-        if letter.head.number <= seen:
+        letter = self.reopened(data)
+        if letter.head.number <= self._seen:
             raise BadMessage(
-                f"it is request {letter.head.number}, and {seen} was here before: somebody sends it once more"
+                f"it is request {letter.head.number}, and {self._seen} was here before: somebody sends it once more"
             )
         return letter
 
@@ -93,41 +100,59 @@ class Worker:
         return Letter(head, down)
 
     def remember(self, letter: Letter) -> None:
-        write_atomically(self.site.kept / SEEN, str(letter.head.number).encode())
+        """A letter is not obeyed a second time; one that lay in the inbox may have been remembered before."""
+        if letter.head.number > self._seen:
+            write_number(self.site.kept / SEEN, letter.head.number)
+            self._seen = letter.head.number
 
-    def _seen(self) -> int:
+    def _last_seen(self) -> int:
+        path = self.site.kept / SEEN
         try:
-            return int((self.site.kept / SEEN).read_bytes())
-        except FileNotFoundError:
-            return -1
-        except ValueError:
+            found = read_number(path)
+        except Unsound as why:
             raise FedkeelError(
-                f"{self.site.kept / SEEN} is damaged: without it a request that is sent once more would not be "
-                "noticed; write the number of the last one into it, as the server's log has it"
+                f"{path} is damaged ({why}): put it back from a copy, or delete it; then a request that somebody has "
+                "recorded could be obeyed once more, until the next one comes"
             ) from None
+        return -1 if found is None else found
 
     def answer(self, letter: Letter) -> bytes:
         """The reply, signed; what the site keeps is on disk by then."""
-        return wrap(letter.head, self._body(letter), self.key)
+        head, began = letter.head, monotonic()
+        with heard(Progress(self._rows_to_read(head), self._watch.share).add):
+            reply = wrap(head, self._body(letter), self.key)
+        what = f"{head.ask}, round {head.round}" if head.round else head.ask
+        took = format_seconds(monotonic() - began)
+        self._watch.notice(f"site {self.site.name}: {what}: {format_bytes(len(reply))} in reply, after {took}")
+        return reply
 
     def _body(self, letter: Letter) -> bytes:
         head, down = letter.head, letter.down
         if head.ask == "enrol":
-            return enrolment.told(self.sites(None).enrol(), self.terms.run)
+            return enrolment.told(self.raw.enrol(), self.terms.run)
         if head.ask == "finish":
             self._finished(self, down)
             rows = float(self.federation.manifest.train.sizes[0])
             return encode(Up(down.run, down.round, "finish", self.site.name, rows, {}))
+        mean = down.arrays.get(PREPARED_MEAN)
+        arrays = {name: value for name, value in down.arrays.items() if name != PREPARED_MEAN}
+        up = reply(*self._phase(head), replace(down, arrays=arrays), self.rows(mean), self.store)
+        self.store.commit()
+        return encode(up)
+
+    def _phase(self, head: Head) -> tuple[AnyMethod, Phase]:
         method = self.method_for(head.ask)
         plan = method.plan(head.round)
         if head.index >= len(plan):
             raise BadMessage(f"phase {head.index} of round {head.round} is none of {method.name}")
-        mean = down.arrays.get(PREPARED_MEAN)
-        arrays = {name: value for name, value in down.arrays.items() if name != PREPARED_MEAN}
-        site = self.sites(mean).site(0)
-        up = reply(method, plan[head.index], replace(down, arrays=arrays), site, self.store)
-        self.store.commit()
-        return encode(up)
+        return method, plan[head.index]
+
+    def _rows_to_read(self, head: Head) -> int:
+        """How many rows a network reads in training, and how many times back: what the pulse adds up to."""
+        if head.ask in ("enrol", "finish"):
+            return 0
+        (_, phase), size = self._phase(head), self.raw.owned.sizes
+        return (1 + BACK) * phase.epochs * int(visited(size, phase)[0])
 
     def method_for(self, ask: str) -> AnyMethod:
         """All that a site can be asked for."""
@@ -150,21 +175,19 @@ class Worker:
     def raw(self) -> Sites:
         return self.federation.sites(self.terms.seed, self.store)
 
-    def sites(self, mean: Tensor | None) -> Sites:
+    def rows(self, mean: Tensor | None) -> Site[Any]:
         """The rows as a head sees them once the federation's mean is known; without one, as they were encoded."""
+        mark = "" if mean is None else digest({"mean": mean})
+        if self._made is None or self._made[0] != mark:
+            self._made = mark, self._prepared(mean).site(0)
+        return self._made[1]
+
+    _made: tuple[str, Site[Any]] | None = None
+
+    def _prepared(self, mean: Tensor | None) -> Sites:
         how = preparation(self.terms.trains, self.site.experiment.data)
         if self.raw.x.tensor is None or how == "raw" or (how == "centred" and mean is None):
             return self.raw
-        mark = "" if mean is None else digest({"mean": mean})
-        if self._prepared is None or self._prepared[0] != mark:
-            self._prepared = mark, self._prepare(mean)
-        return self._prepared[1]
-
-    _prepared: tuple[str, Sites] | None = None
-
-    def _prepare(self, mean: Tensor | None) -> Sites:
-        how = preparation(self.terms.trains, self.site.experiment.data)
-        assert self.raw.x.tensor is not None
         x, test = Features(prepare(self.raw.x.tensor.clone(), how, mean)), self.raw.test
         if test is not None and test.x.tensor is not None:
             test = test._replace(x=Features(prepare(test.x.tensor.clone(), how, mean)))

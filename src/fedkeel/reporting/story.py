@@ -19,7 +19,7 @@ from fedkeel.reporting.grouping import Group, groups
 from fedkeel.reporting.personal import PersonalSection
 from fedkeel.reporting.plots import Look
 from fedkeel.reporting.tables import Table, cost_table, format_bytes, results_table, summary_rows
-from fedkeel.runs.events import Record
+from fedkeel.runs.events import SITES, Record
 
 MOST_REFUSED = 100
 
@@ -131,9 +131,10 @@ def _lead(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, str]:
         listed(dict.fromkeys(map(_spoken, labels)))
         for labels in ([group.partition for group in found], [group.method for group in found])
     )
+    many, s = listed(f"{n:,}" for n in clients), "" if clients == [1] else "s"
+    dealt = f"held by {many} site{s}" if splits == SITES else f"split over {many} client{s} by {splits}"
     sentence = (
-        f"{ran}{listed(sources(records))} (features: {listed(encoders)}), split over "
-        f"{listed(f'{n:,}' for n in clients)} {'client' if clients == [1] else 'clients'} by {splits}, "
+        f"{ran}{listed(sources(records))} (features: {listed(encoders)}), {dealt}, "
         f"trained with {methods} for {listed(map(str, rounds))} "
         f"{'round' if rounds == [1] else 'rounds'}, {'seed' if len(seeds) == 1 else 'seeds'} {listed(map(str, seeds))}."
     )

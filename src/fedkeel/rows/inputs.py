@@ -75,6 +75,8 @@ def inputs(backbone: Backbone, rows: Sequence[Any] | np.ndarray, tokens: int) ->
     """Rows to be read when they are needed; of a text at most this many tokens."""
     if backbone.kind == "images":
         return Inputs(backbone, lambda index: backbone.read(_picked(rows, index), index), torch.arange(len(rows)))
+    if not len(rows):  # of a site without test rows, say: tokenizers cannot read nothing
+        return Inputs(backbone, lambda index: {}, torch.arange(0))
     whole = backbone.read(list(rows), np.arange(len(rows)))
     whole = {name: value[:, :tokens] for name, value in whole.items()}
 

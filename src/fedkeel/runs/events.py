@@ -18,6 +18,8 @@ from fedkeel.core.errors import FedkeelError
 from fedkeel.runs.summary import load_summary
 
 EVENTS, PERSONAL = "events.jsonl", "personal"
+SITES = "sites"
+"""Real ones, as the name of how rows are spread over clients."""
 KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **dict.fromkeys(("start", "end", "geometry", "personal_test", "asked"), lambda event: None),
     **dict.fromkeys(("round", "drift", "validation", "balance"), lambda event: event["round"]),
@@ -122,7 +124,9 @@ class Record:
 
     @property
     def partition(self) -> str:
-        return str(self.start["config"]["partition"]["kind"])
+        """Who holds which rows: the kind of split, or ``SITES``, to whom nobody has dealt theirs."""
+        config = self.start["config"]
+        return SITES if config["run"].get("engine") == "flower" else str(config["partition"]["kind"])
 
     @property
     def seed(self) -> int:

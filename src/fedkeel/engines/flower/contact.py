@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 VERSION = "1.41.0"
 """Of flwr: what is called here is not its public interface, and another version may have another."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Settings of the environment without which Flower's programs report to their makers."""
 RECORD, STYPE, FEW = "fedkeel", "fedkeel.bytes", 2**20
 AWAY, BUSY = (502, 503, 504), 500
 """What a proxy answers for a SuperLink that is not there, and a SuperLink that has only just begun; and one whose
@@ -50,11 +53,16 @@ def must_be_installed() -> None:
         raise FedkeelError("flwr is not installed: pip install 'fedkeel[flower]'") from None
     if found != VERSION:
         raise FedkeelError(f"flwr is {found}, expected {VERSION}: pip install 'fedkeel[flower]'")
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     import flwr.supercore.logger  # noqa: F401  it sets its level when it is imported
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL + 1)
+
+
+def typed(command: Sequence[str]) -> str:
+    """A command of Flower's as one types it."""
+    return " ".join([*(f"{name}={value}" for name, value in QUIET.items()), shlex.join(command)])
 
 
 @dataclass(frozen=True)
