@@ -171,15 +171,14 @@ def test_the_page_shows_how_a_text_tower_reads_them(tmp_path: Path) -> None:
 
 
 def test_labels_that_are_no_words_are_read_as_words(tmp_path: Path) -> None:
-    """Of any source: labels stay as they are, and a file of one's own is read as it is."""
+    """Of any source; labels stay as they are."""
     folder, y = clip_folder(tmp_path / "clip"), np.arange(12) % 3
     names = ("n02085620-red_one", "green_one", "dark blue")
 
-    def of(*names: str, **settings: str) -> tuple[str, ...]:
-        return open_dual(folder, Source.of(**settings), "images", names, "the test").class_names
+    def of(*names: str) -> tuple[str, ...]:
+        return open_dual(folder, Source.of(), "images", names, "the test").class_names
 
     assert of(*names) == ("red one", "green one", "dark blue")
-    assert of(*names, class_names="names.txt") == names
     assert of("a_b", "a b") == ("a_b", "a b"), "else two classes would be one"
     np.savez(tmp_path / "pictures.npz", x=pictures_in(y), y=y, class_names=np.array(names))
     done = fk.run(

@@ -41,7 +41,7 @@ class Dual:
 
     encoder: str
     class_names: tuple[str, ...]
-    """as they are read: in words, or as the user's own file has them"""
+    """as they are read: in words"""
     scale: float
     zero_shot: Tensor
     """(classes, d): the features of the filled template, unit length"""
@@ -198,7 +198,7 @@ def open_dual(
         own = getattr(tower.network, "logit_scale", None)
         scale = SCALE if own is None else float(own.detach().exp())
     template = TEMPLATES[kind] if template == "auto" else template
-    said = class_names if data.class_names else in_words(class_names)
+    said = in_words(class_names)
     filled = [template.replace("{}", name) for name in said]
     features = torch.nn.functional.normalize(torch.from_numpy(tower.encode(filled)), dim=-1)
     ending = ENDINGS[kind] if ending == "auto" else ending
